@@ -1,0 +1,63 @@
+// The few operations whose order of rounding every back end repeats (docs/arithmetic.md).
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "../config.hpp"
+
+namespace kvarn {
+
+// Sums run over 16 lanes: lane l takes elements l, l + 16, l + 32, ... in this order; fold joins them.
+inline constexpr int lanes = 16;
+
+inline namespace KVARN_ISA_NAMESPACE {
+
+// Joins the 16 partial sums as v[l] + v[l + 8], then + 4, + 2, + 1. Changes `v`.
+inline float fold(float* v) {
+  for (int half = lanes / 2; half > 0; half /= 2)
+    for (int l = 0; l < half; ++l) v[l] = v[l] + v[l + half];
+  return v[0];
+}
+
+// The sum over i < n of term(i), in the order above. `term(i, partial)` returns partial + its term
+// as one rounding.
+template <class Accumulate>
+float lane_sum(int n, Accumulate accumulate) {
+  float partial[lanes] = {};
+  for (int i = 0; i < n; ++i) partial[i % lanes] = accumulate(i, partial[i % lanes]);
+  return fold(partial);
+}
+
+// `product` after its rounding: keeps a compiler that may contract (g++ with FMA, by default) from
+// fusing the multiplication into a following addition.
+inline float rounded(float product) {
+#if defined(__GNUC__) && defined(__x86_64__)
+  __asm__("" : "+x"(product));
+#elif defined(__GNUC__) && defined(__aarch64__)
+  __asm__("" : "+w"(product));
+#else
+  volatile float stored = product;
+  product = stored;
+#endif
+  return product;
+}
+
+inline float min_of(float a, float b) { return b < a ? b : a; }
+inline float max_of(float a, float b) { return a < b ? b : a; }
+inline float clamp(float x, float low, float high) { return min_of(max_of(x, low), high); }
+
+// floor(log2(x)) of a positive normal number.
+inline int exponent_of(float x) {
+  return static_cast<int>((std::bit_cast<std::uint32_t>(x) >> 23) & 0xffu) - 127;
+}
+
+// 2^e for -126 <= e <= 127.
+inline float power_of_two(int e) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(e + 127) << 23);
+}
+
+}  // namespace KVARN_ISA_NAMESPACE
+}  // namespace kvarn

@@ -1,0 +1,80 @@
+// Everything that depends on the compiler: the only header of the library that defines macros.
+#pragma once
+
+#include <cassert>
+
+#if defined(__FAST_MATH__) && !defined(KVARN_ALLOW_FAST_MATH)
+#error "kvarn promises equal bytes on every machine, which -ffast-math breaks; compile without it"
+#endif
+
+// Marks a function that both the host and a CUDA device can call.
+#if defined(__CUDACC__)
+#define KVARN_HOST_DEVICE __host__ __device__
+#else
+#define KVARN_HOST_DEVICE
+#endif
+
+#if defined(_MSC_VER) && !defined(__clang__)
+#define KVARN_ALWAYS_INLINE __forceinline
+#else
+#define KVARN_ALWAYS_INLINE inline __attribute__((always_inline))
+#endif
+
+// For the small functions of types that cross translation units. Always inlined, so that the linker
+// never hands a copy compiled for a newer CPU to a caller compiled for an older one.
+#define KVARN_INLINE KVARN_HOST_DEVICE KVARN_ALWAYS_INLINE
+
+// Checks a documented precondition in debug builds. Define it before inclusion to use your own.
+#if !defined(KVARN_ASSERT)
+#define KVARN_ASSERT(condition) assert(condition)
+#endif
+
+#if defined(__cpp_exceptions)
+#define KVARN_EXCEPTIONS 1
+#else
+#define KVARN_EXCEPTIONS 0
+#endif
+
+// Functions that do work live in an inline namespace named after the instruction sets that the
+// including file is compiled for: two files with different -march flags then never share a copy.
+#if defined(__AVX512F__)
+#define KVARN_ISA_A avx512
+#elif defined(__AVX2__)
+#define KVARN_ISA_A avx2
+#elif defined(__AVX__)
+#define KVARN_ISA_A avx
+#elif defined(__SSE4_1__)
+#define KVARN_ISA_A sse4
+#else
+#define KVARN_ISA_A base
+#endif
+#if defined(__AVX512FP16__)
+#define KVARN_ISA_B fp16
+#elif defined(__AVX512VBMI__)
+#define KVARN_ISA_B vbmi
+#elif defined(__AVX512VNNI__)
+#define KVARN_ISA_B vnni
+#elif defined(__AVX512BW__) && defined(__AVX512VL__)
+#define KVARN_ISA_B bwvl
+#elif defined(__AVXVNNI__)
+#define KVARN_ISA_B avxvnni
+#elif defined(__ARM_FEATURE_SVE)
+#define KVARN_ISA_B sve
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define KVARN_ISA_B dot
+#else
+#define KVARN_ISA_B x
+#endif
+#if defined(__FMA__)
+#define KVARN_ISA_C fma
+#else
+#define KVARN_ISA_C x
+#endif
+#if defined(__BMI2__)
+#define KVARN_ISA_D bmi2
+#else
+#define KVARN_ISA_D x
+#endif
+#define KVARN_ISA_PASTE_EXPANDED(a, b, c, d) isa_##a##_##b##_##c##_##d
+#define KVARN_ISA_PASTE(a, b, c, d) KVARN_ISA_PASTE_EXPANDED(a, b, c, d)
+#define KVARN_ISA_NAMESPACE KVARN_ISA_PASTE(KVARN_ISA_A, KVARN_ISA_B, KVARN_ISA_C, KVARN_ISA_D)
