@@ -27,6 +27,8 @@ KVARN_INLINE constexpr int hadamard_core(int n) {
   return has_core ? 4 * odd : 0;
 }
 
+inline namespace KVARN_ISA_NAMESPACE {
+
 namespace detail {
 
 // C[i][j] in {-1, 0, 1}: zero diagonal, first row and column 1, else the quadratic character of the
@@ -61,12 +63,6 @@ constexpr std::array<std::array<signed char, Q + 1>, Q + 1> conference_matrix() 
 template <int Q>
 inline constexpr auto conference = conference_matrix<Q>();
 
-}  // namespace detail
-
-inline namespace KVARN_ISA_NAMESPACE {
-
-namespace detail {
-
 // H_m over the elements x[0], x[stride], ..., m = 2(Q + 1).
 template <int Q>
 void paley_transform(float* x, std::ptrdiff_t stride) {
@@ -82,8 +78,7 @@ void paley_transform(float* x, std::ptrdiff_t stride) {
     float even = difference[i];
     float odd = -sum[i];
     for (int j = 0; j <= Q; ++j) {
-      const auto sign = ::kvarn::detail::conference<Q>[static_cast<std::size_t>(i)]
-                                                      [static_cast<std::size_t>(j)];
+      const int sign = conference<Q>[static_cast<std::size_t>(i)][static_cast<std::size_t>(j)];
       if (sign > 0) {
         even = even + sum[j];
         odd = odd + difference[j];
