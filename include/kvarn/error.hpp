@@ -60,8 +60,8 @@ class [[nodiscard]] status {
 template <class T>
 class [[nodiscard]] result {
  public:
-  result(T value) : value_(std::move(value)) {}                // NOLINT(google-explicit-constructor)
-  result(status failure) : status_(std::move(failure)) {}      // NOLINT(google-explicit-constructor)
+  result(T value) : value_(std::move(value)) {}            // NOLINT(google-explicit-constructor)
+  result(status failure) : status_(std::move(failure)) {}  // NOLINT(google-explicit-constructor)
 
   bool ok() const noexcept { return status_.ok(); }
   explicit operator bool() const noexcept { return ok(); }

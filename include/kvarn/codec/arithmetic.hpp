@@ -1,16 +1,17 @@
 // The few operations whose order of rounding every back end repeats (docs/arithmetic.md).
 #pragma once
 
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 
 #include "../config.hpp"
+#include "../format/float16.hpp"
 
 namespace kvarn {
 
-// Sums run over 16 lanes: lane l takes elements l, l + 16, l + 32, ... in this order; fold joins them.
+// Sums run over 16 lanes: lane l takes elements l, l + 16, l + 32, ... in this order; fold joins
+// them.
 inline constexpr int lanes = 16;
 
 inline namespace KVARN_ISA_NAMESPACE {
@@ -50,13 +51,11 @@ inline float max_of(float a, float b) { return a < b ? b : a; }
 inline float clamp(float x, float low, float high) { return min_of(max_of(x, low), high); }
 
 // floor(log2(x)) of a positive normal number.
-inline int exponent_of(float x) {
-  return static_cast<int>((std::bit_cast<std::uint32_t>(x) >> 23) & 0xffu) - 127;
-}
+inline int exponent_of(float x) { return static_cast<int>((bits_of(x) >> 23) & 0xffu) - 127; }
 
 // 2^e for -126 <= e <= 127.
 inline float power_of_two(int e) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(e + 127) << 23);
+  return float_of_bits(static_cast<std::uint32_t>(e + 127) << 23);
 }
 
 }  // namespace KVARN_ISA_NAMESPACE

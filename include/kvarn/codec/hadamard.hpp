@@ -10,9 +10,9 @@
 // symmetric, so the rotation is its own inverse and nothing in the library needs a transpose.
 #pragma once
 
-#include <array>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 
 #include "../config.hpp"
 
@@ -31,10 +31,15 @@ inline namespace KVARN_ISA_NAMESPACE {
 
 namespace detail {
 
+template <int N>
+struct sign_matrix {
+  std::int8_t sign[N][N];
+};
+
 // C[i][j] in {-1, 0, 1}: zero diagonal, first row and column 1, else the quadratic character of the
 // difference of two elements of GF(Q).
 template <int Q>
-constexpr std::array<std::array<signed char, Q + 1>, Q + 1> conference_matrix() {
+constexpr sign_matrix<Q + 1> conference_matrix() {
   static_assert(Q == 5 || Q == 9 || Q == 13);
   // An element of GF(9) = GF(3)[i] with i^2 = -1 is a + 3 b for a + b i.
   constexpr int p = Q == 9 ? 3 : Q;
@@ -49,13 +54,11 @@ constexpr std::array<std::array<signed char, Q + 1>, Q + 1> conference_matrix() 
   bool is_square[Q] = {};
   for (int x = 1; x < Q; ++x) is_square[square(x)] = true;
 
-  std::array<std::array<signed char, Q + 1>, Q + 1> c{};
+  sign_matrix<Q + 1> c{};
   for (int i = 0; i < Q; ++i) {
-    c[0][static_cast<std::size_t>(i + 1)] = c[static_cast<std::size_t>(i + 1)][0] = 1;
+    c.sign[0][i + 1] = c.sign[i + 1][0] = 1;
     for (int j = 0; j < Q; ++j)
-      if (i != j)
-        c[static_cast<std::size_t>(i + 1)][static_cast<std::size_t>(j + 1)] =
-            is_square[subtract(i, j)] ? 1 : -1;
+      if (i != j) c.sign[i + 1][j + 1] = is_square[subtract(i, j)] ? 1 : -1;
   }
   return c;
 }
@@ -69,8 +72,8 @@ void paley_transform(float* x, std::ptrdiff_t stride) {
   float sum[Q + 1];
   float difference[Q + 1];
   for (int i = 0; i <= Q; ++i) {
-    const float a = x[2 * i * stride];
-    const float b = x[(2 * i + 1) * stride];
+    const float a = x[stride * (2 * i)];
+    const float b = x[stride * (2 * i + 1)];
     sum[i] = a + b;
     difference[i] = a - b;
   }
@@ -78,7 +81,7 @@ void paley_transform(float* x, std::ptrdiff_t stride) {
     float even = difference[i];
     float odd = -sum[i];
     for (int j = 0; j <= Q; ++j) {
-      const int sign = conference<Q>[static_cast<std::size_t>(i)][static_cast<std::size_t>(j)];
+      const int sign = conference<Q>.sign[i][j];
       if (sign > 0) {
         even = even + sum[j];
         odd = odd + difference[j];
@@ -87,8 +90,8 @@ void paley_transform(float* x, std::ptrdiff_t stride) {
         odd = odd - difference[j];
       }
     }
-    x[2 * i * stride] = even;
-    x[(2 * i + 1) * stride] = odd;
+    x[stride * (2 * i)] = even;
+    x[stride * (2 * i + 1)] = odd;
   }
 }
 

@@ -1,4 +1,5 @@
-// Packing of small integers: element i of a plane of width w sits at bit w*i, least significant first.
+// Packing of small integers: element i of a plane of width w sits at bit w*i, least significant
+// first.
 //
 // Planes are 1, 2 or 4 bits wide, so no element straddles a byte. Codes of 3 bits are two planes:
 // the low 2 bits of every code, then the high bit of every code (see tile_layout.hpp).
@@ -23,8 +24,8 @@ KVARN_INLINE constexpr std::uint8_t packed_element(const std::byte* plane, int w
   return static_cast<std::uint8_t>((byte >> (bit % 8)) & ((1u << width) - 1u));
 }
 
-// Writes bits [shift, shift + width) of each of `count` codes to a plane. Every byte of the plane is
-// written. Precondition: width is 1, 2 or 4 and count * width is a multiple of 8.
+// Writes bits [shift, shift + width) of each of `count` codes to a plane. Every byte of the plane
+// is written. Precondition: width is 1, 2 or 4 and count * width is a multiple of 8.
 KVARN_INLINE constexpr void pack_plane(const std::uint8_t* codes, int count, int width, int shift,
                                        std::byte* plane) {
   const int per_byte = 8 / width;

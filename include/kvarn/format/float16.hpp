@@ -1,12 +1,19 @@
 // The 16-bit floating-point types that records and caches store: IEEE binary16 and bfloat16.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
 #include "../config.hpp"
 
 namespace kvarn {
+
+// The bits of a binary32 and back. (std::bit_cast is not a device function to nvcc.)
+KVARN_INLINE constexpr std::uint32_t bits_of(float value) {
+  return __builtin_bit_cast(std::uint32_t, value);
+}
+KVARN_INLINE constexpr float float_of_bits(std::uint32_t bits) {
+  return __builtin_bit_cast(float, bits);
+}
 
 // IEEE 754 binary16: 1 sign, 5 exponent and 10 mantissa bits.
 struct float16 {
@@ -59,7 +66,7 @@ struct bfloat16 {
 
   // Exact.
   KVARN_INLINE constexpr explicit operator float() const {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+    return float_of_bits(static_cast<std::uint32_t>(bits) << 16);
   }
 
   KVARN_INLINE static constexpr bfloat16 from_bits(std::uint16_t pattern) {
@@ -80,7 +87,7 @@ struct bfloat16 {
 
  private:
   KVARN_INLINE static constexpr std::uint16_t round(float value) {
-    const auto pattern = std::bit_cast<std::uint32_t>(value);
+    const auto pattern = bits_of(value);
     if ((pattern & 0x7fffffffu) > 0x7f800000u)
       return static_cast<std::uint16_t>((pattern >> 16) | 0x0040u);
     const std::uint32_t ties_to_even = 0x7fffu + ((pattern >> 16) & 1u);
@@ -94,16 +101,15 @@ constexpr float16::operator float() const {
   const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
   const std::uint32_t magnitude = bits & 0x7fffu;
   if (magnitude >= 0x7c00u)  // infinity and NaN keep their payload
-    return std::bit_cast<float>(sign | 0x7f800000u | (magnitude << 13));
-  if (magnitude >= 0x0400u)
-    return std::bit_cast<float>(sign | ((magnitude << 13) + 0x38000000u));
+    return float_of_bits(sign | 0x7f800000u | (magnitude << 13));
+  if (magnitude >= 0x0400u) return float_of_bits(sign | ((magnitude << 13) + 0x38000000u));
   // No binary32 subnormal on the way: right also where the CPU flushes those to zero.
   const float subnormal = static_cast<float>(magnitude) * 0x1p-24f;
-  return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(subnormal));
+  return float_of_bits(sign | bits_of(subnormal));
 }
 
 constexpr std::uint16_t float16::round(float value) {
-  const auto pattern = std::bit_cast<std::uint32_t>(value);
+  const auto pattern = bits_of(value);
   const auto sign = static_cast<std::uint16_t>((pattern >> 16) & 0x8000u);
   const std::uint32_t magnitude = pattern & 0x7fffffffu;
   if (magnitude > 0x7f800000u)
@@ -111,8 +117,8 @@ constexpr std::uint16_t float16::round(float value) {
   if (magnitude >= 0x477ff000u)  // 65520: halfway to the next power of two
     return static_cast<std::uint16_t>(sign | 0x7c00u);
   if (magnitude < 0x38800000u) {  // below 2^-14: adding 0.5 rounds at the last subnormal bit
-    const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
-    return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u));
+    const float shifted = float_of_bits(magnitude) + 0.5f;
+    return static_cast<std::uint16_t>(sign | (bits_of(shifted) - 0x3f000000u));
   }
   const std::uint32_t ties_to_even = 0x0fffu + ((magnitude >> 13) & 1u);
   return static_cast<std::uint16_t>(sign | ((magnitude - 0x38000000u + ties_to_even) >> 13));

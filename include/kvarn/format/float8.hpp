@@ -6,7 +6,6 @@
 // can be divided by.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
 #include "../config.hpp"
@@ -35,7 +34,9 @@ struct ue5m3 {
     }
     const std::uint32_t half = float16(value).bits;
     const std::uint32_t code = (half + 0x3fu + ((half >> 7) & 1u)) >> 7;
-    bits = static_cast<std::uint8_t>(code < min_code ? min_code : code > max_code ? max_code : code);
+    bits = static_cast<std::uint8_t>(code < min_code   ? min_code
+                                     : code > max_code ? max_code
+                                                       : code);
   }
 
   // Exact.
@@ -71,26 +72,28 @@ struct e4m3 {
       bits = min_code;
       return;
     }
-    const auto pattern = std::bit_cast<std::uint32_t>(value);
+    const auto pattern = bits_of(value);
     std::uint32_t code = 0;
     if (pattern >= 0x43e80000u) {  // 464: halfway past the largest value
       code = max_code;
     } else if (pattern < 0x3c800000u) {  // below 2^-6: adding 2^14 rounds at the last subnormal bit
-      code = std::bit_cast<std::uint32_t>(value + 0x1p14f) - 0x46800000u;
+      code = bits_of(value + 0x1p14f) - 0x46800000u;
     } else {
       code = (pattern - 0x3c000000u + 0x7ffffu + ((pattern >> 20) & 1u)) >> 20;
     }
-    bits = static_cast<std::uint8_t>(code < min_code ? min_code : code > max_code ? max_code : code);
+    bits = static_cast<std::uint8_t>(code < min_code   ? min_code
+                                     : code > max_code ? max_code
+                                                       : code);
   }
 
   // Exact.
   KVARN_INLINE constexpr explicit operator float() const {
     const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x80u) << 24;
     const std::uint32_t magnitude = bits & 0x7fu;
-    if (magnitude == 0x7fu) return std::bit_cast<float>(sign | 0x7fc00000u);
-    if (magnitude >= 0x08u) return std::bit_cast<float>(sign | ((magnitude << 20) + 0x3c000000u));
+    if (magnitude == 0x7fu) return float_of_bits(sign | 0x7fc00000u);
+    if (magnitude >= 0x08u) return float_of_bits(sign | ((magnitude << 20) + 0x3c000000u));
     const float subnormal = static_cast<float>(magnitude) * 0x1p-9f;
-    return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(subnormal));
+    return float_of_bits(sign | bits_of(subnormal));
   }
 
   KVARN_INLINE static constexpr e4m3 from_bits(std::uint8_t code) {

@@ -11,7 +11,8 @@
 // A record is little endian and has no padding:
 //
 //   field  type                count        note
-//   codes  `bits` per element  rows * cols  rows one after another; element c of a row at bit bits*c,
+//   codes  `bits` per element  rows * cols  rows one after another; element c of a row at bit
+//   bits*c,
 //                                           least significant first. 3 bits: the plane of the low
 //                                           2 bits of all rows, then the plane of the high bits
 //   zero   binary16            cols         the value at code 0
@@ -66,7 +67,9 @@ struct tile_layout {
   KVARN_INLINE constexpr std::size_t code_offset(int plane, int row) const {
     return plane_offset(plane) + plane_row_bytes(plane) * static_cast<std::size_t>(row);
   }
-  KVARN_INLINE constexpr std::size_t zero_offset() const { return packed_bytes(rows() * cols(), bits); }
+  KVARN_INLINE constexpr std::size_t zero_offset() const {
+    return packed_bytes(rows() * cols(), bits);
+  }
   KVARN_INLINE constexpr std::size_t step_offset() const {
     return zero_offset() + 2 * static_cast<std::size_t>(cols());
   }
@@ -192,7 +195,8 @@ inline status validate(const cache_format& format) {
       !s.ok())
     return s;
   if (status s = detail::check_one_of("group", format.group, supported_groups); !s.ok()) return s;
-  if (status s = detail::check_one_of("key bits", format.key_bits, supported_bits); !s.ok()) return s;
+  if (status s = detail::check_one_of("key bits", format.key_bits, supported_bits); !s.ok())
+    return s;
   if (status s = detail::check_one_of("value bits", format.value_bits, supported_bits); !s.ok())
     return s;
   return detail::check_scale_type(format.scale);
@@ -205,9 +209,9 @@ inline result<cache_format> parse_format_id(format_id id) {
   };
   if (const auto version = static_cast<unsigned>(field(60, 4));
       version != cache_format::layout_version)
-    return status{error_code::invalid_format,
-                  "record layout version is " + std::to_string(version) + "; allowed is " +
-                      std::to_string(cache_format::layout_version)};
+    return status{error_code::invalid_format, "record layout version is " +
+                                                  std::to_string(version) + "; allowed is " +
+                                                  std::to_string(cache_format::layout_version)};
   const cache_format format{field(0, 16), field(16, 16), field(32, 16),
                             field(48, 4), field(52, 4),  static_cast<scale_type>(field(56, 4))};
   if (status s = validate(format); !s.ok()) return s;

@@ -58,27 +58,23 @@ struct basic_tile_view {
 
   // The writers below exist for views of mutable bytes.
   KVARN_INLINE constexpr void pack_row(int row, const std::uint8_t* codes) const
-    requires(!std::is_const_v<Byte>)
-  {
+      requires(!std::is_const_v<Byte>) {
     for (int plane = 0; plane < layout.planes(); ++plane)
       pack_plane(codes, layout.cols(), layout.plane_bits(plane), layout.plane_shift(plane),
                  data + layout.code_offset(plane, row));
   }
   KVARN_INLINE constexpr void set_zero(int col, float16 value) const
-    requires(!std::is_const_v<Byte>)
-  {
+      requires(!std::is_const_v<Byte>) {
     Byte* bytes = data + layout.zero_offset() + 2 * static_cast<std::size_t>(col);
     bytes[0] = static_cast<std::byte>(value.bits & 0xff);
     bytes[1] = static_cast<std::byte>(value.bits >> 8);
   }
   KVARN_INLINE constexpr void set_step_bits(int col, std::uint8_t bits) const
-    requires(!std::is_const_v<Byte>)
-  {
+      requires(!std::is_const_v<Byte>) {
     data[layout.step_offset() + static_cast<std::size_t>(col)] = static_cast<std::byte>(bits);
   }
   KVARN_INLINE constexpr void set_scale_bits(int row, std::uint8_t bits) const
-    requires(!std::is_const_v<Byte>)
-  {
+      requires(!std::is_const_v<Byte>) {
     data[layout.scale_offset() + static_cast<std::size_t>(row)] = static_cast<std::byte>(bits);
   }
 
@@ -139,7 +135,8 @@ result<basic_tile_array<Byte>> view_tiles(Byte* data, std::size_t size, const ti
 // Whether foreign bytes are a record: steps, scales and zeros must be finite, steps and scales not
 // negative. (Any codes are valid.)
 inline status validate_record(const_tile_view tile, std::size_t size) {
-  if (auto view = view_tiles(tile.data, size, tile.layout, tile.layout.record_bytes(), 1); !view.ok())
+  if (auto view = view_tiles(tile.data, size, tile.layout, tile.layout.record_bytes(), 1);
+      !view.ok())
     return view.why();
   const auto valid = [&](std::uint8_t bits) {
     return tile.layout.scale == scale_type::ue5m3 ? ue5m3::from_bits(bits).is_valid()

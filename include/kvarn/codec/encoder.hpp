@@ -1,0 +1,52 @@
+// The encoders: which steps each one takes. All write the same records, every decoder reads all.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "../config.hpp"
+#include "../error.hpp"
+#include "../format/tile_layout.hpp"
+
+namespace kvarn {
+
+enum class encoder : std::uint8_t {
+  paper,        // KVarN as published: 8 iterations of dual-axis normalisation, min/max per column
+  tuned,        // the default: the best that a tile alone allows
+  query_aware,  // keys as tuned, rounded with error feedback under the second moment of the queries
+};
+
+// What divides the rows of a tile.
+enum class row_scaling : std::uint8_t {
+  rms,                   // the root mean square of the row
+  dual_axis,             // variance_normalize, as the paper's code
+  dual_axis_equivariant  // variance_normalize, measured against the tile's deviation
+};
+
+// The steps of an encoder for one kind of tile, in the order in which they are made. To add an
+// encoder, add a name above and a row to recipe_of.
+struct encoder_recipe {
+  row_scaling scaling = row_scaling::rms;
+  int iterations = 0;           // of variance_normalize
+  float range = 1.0f;           // the part of a column's minimum to maximum that its codes cover
+  bool cover = true;            // zeros rounded down and steps reaching from there (fit_range)
+  int refits = 0;               // least-squares rounds of step and zero
+  bool unbiased = false;        // step corrected so that stored values are unbiased
+  bool error_feedback = false;  // needs a query_factor
+
+  friend constexpr bool operator==(const encoder_recipe&, const encoder_recipe&) = default;
+};
+
+// Why these numbers: docs/method.md.
+constexpr encoder_recipe recipe_of(encoder method, tile_kind kind, int bits) {
+  if (method == encoder::paper)
+    return {.scaling = row_scaling::dual_axis, .iterations = 8, .range = 1.0f, .cover = false};
+  if (kind == tile_kind::value)
+    return {.range = bits == 2 ? 0.8f : bits == 3 ? 0.9f : 0.95f, .refits = 1, .unbiased = true};
+  return {.range = bits == 2   ? 0.7f
+                   : bits == 3 ? 0.9f
+                               : 1.0f,
+          .error_feedback = method == encoder::query_aware};
+}
+
+}  // namespace kvarn

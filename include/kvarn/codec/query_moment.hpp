@@ -1,0 +1,138 @@
+// The second moment of a KV head's queries, and the factor by which error feedback weighs channels.
+//
+// Scores depend on q.k alone, so an error e of a key costs e^T C e on average, C = mean of q q^T
+// over the queries, rotated as the keys are. Rounding a key's channels one after another and
+// carrying each error into those that follow minimises that cost greedily, as GPTQ (arXiv
+// 2210.17323) does for weights; the coefficients are the factor U of C + damping = (U + I) D (U +
+// I)^T.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../config.hpp"
+#include "../error.hpp"
+#include "../format/tile_layout.hpp"
+#include "arithmetic.hpp"
+#include "hadamard.hpp"
+#include "tokens.hpp"
+
+namespace kvarn {
+
+inline namespace KVARN_ISA_NAMESPACE {
+
+// The running sum of q q^T over the queries of one KV head (all query heads that share it). Feed it
+// as queries are computed, or fill it once from a text and keep it: merging and copying are plain.
+class query_moment {
+ public:
+  // Precondition: validate(tile_layout) accepts head_dim.
+  explicit query_moment(int head_dim)
+      : head_dim_(head_dim),
+        sums_(static_cast<std::size_t>(head_dim) * static_cast<std::size_t>(head_dim)) {
+    KVARN_ASSERT(hadamard_core(head_dim) != 0);
+  }
+
+  // A moment that was saved: `sums` as sums() gave it.
+  static result<query_moment> from_sums(int head_dim, std::span<const float> sums,
+                                        std::uint64_t count) {
+    if (status s = validate(tile_layout{.head_dim = head_dim}); !s.ok()) return s;
+    query_moment moment(head_dim);
+    if (sums.size() != moment.sums_.size())
+      return status{error_code::invalid_argument,
+                    "query moment has " + std::to_string(sums.size()) + " sums; head_dim " +
+                        std::to_string(head_dim) + " has " + std::to_string(moment.sums_.size())};
+    for (std::size_t i = 0; i < sums.size(); ++i)
+      if (!std::isfinite(sums[i]))
+        return status{error_code::invalid_data,
+                      "query moment sum " + std::to_string(i) + " is not finite"};
+    moment.sums_.assign(sums.begin(), sums.end());
+    moment.count_ = count;
+    return moment;
+  }
+
+  // Adds `count` queries, one per token of the view (the query heads of one token count as tokens).
+  // `rotate`: false where they are rotated already. Not-finite values are replaced as in keys.
+  // Adding in pieces gives the same sums as adding at once.
+  template <class T>
+  replaced_values add(tokens_view<T> queries, int count, bool rotate = true) {
+    replaced_values replaced;
+    std::vector<float> q(static_cast<std::size_t>(head_dim_));
+    for (int i = 0; i < count; ++i) {
+      load_token(queries, i, head_dim_, q.data(), replaced);
+      if (rotate) hadamard(q.data(), head_dim_);
+      for (int row = 0; row < head_dim_; ++row) {
+        float* const sums = sums_.data() + static_cast<std::ptrdiff_t>(row) * head_dim_;
+        for (int col = row; col < head_dim_; ++col)
+          sums[col] = std::fma(q[static_cast<std::size_t>(row)], q[static_cast<std::size_t>(col)],
+                               sums[col]);
+      }
+    }
+    count_ += static_cast<std::uint64_t>(count);
+    return replaced;
+  }
+
+  // Adds the queries of another moment. Precondition: the same head_dim.
+  void merge(const query_moment& other) {
+    KVARN_ASSERT(head_dim_ == other.head_dim_);
+    for (std::size_t i = 0; i < sums_.size(); ++i) sums_[i] = sums_[i] + other.sums_[i];
+    count_ += other.count_;
+  }
+
+  int head_dim() const noexcept { return head_dim_; }
+  std::uint64_t count() const noexcept { return count_; }
+
+  // head_dim x head_dim, row-major; the entries below the diagonal are 0, their mirror counts.
+  std::span<const float> sums() const noexcept { return sums_; }
+
+ private:
+  int head_dim_;
+  std::uint64_t count_ = 0;
+  std::vector<float> sums_;
+};
+
+// U of C + lambda I = (U + I) D (U + I)^T, strictly upper triangular, with
+// lambda = damping * trace(C) / head_dim. The scale of C cancels, so sums do as well as means.
+class query_factor {
+ public:
+  static constexpr float default_damping = 0.1f;
+
+  // Of a moment without queries: U = 0, which is plain rounding.
+  explicit query_factor(const query_moment& moment, float damping = default_damping)
+      : head_dim_(moment.head_dim()), upper_(moment.sums().begin(), moment.sums().end()) {
+    const int n = head_dim_;
+    const float trace = lane_sum(n, [&](int i, float sum) { return sum + at(i, i); });
+    const float lambda = std::fma(trace, damping / static_cast<float>(n), 1e-20f);
+    for (int i = 0; i < n; ++i) at(i, i) = at(i, i) + lambda;
+    for (int k = n - 1; k >= 0; --k) {
+      const float inverse_pivot = 1.0f / at(k, k);
+      for (int i = 0; i < k; ++i) {
+        const float u = at(i, k) * inverse_pivot;
+        for (int j = i; j < k; ++j) at(i, j) = std::fma(-u, at(j, k), at(i, j));
+      }
+      for (int i = 0; i < k; ++i) at(i, k) = at(i, k) * inverse_pivot;
+      at(k, k) = 0.0f;
+    }
+  }
+
+  int head_dim() const noexcept { return head_dim_; }
+
+  // head_dim x head_dim, row-major.
+  const float* upper() const noexcept { return upper_.data(); }
+
+ private:
+  float& at(int row, int col) {
+    return upper_[static_cast<std::size_t>(row) * static_cast<std::size_t>(head_dim_) +
+                  static_cast<std::size_t>(col)];
+  }
+
+  int head_dim_;
+  std::vector<float> upper_;
+};
+
+}  // namespace KVARN_ISA_NAMESPACE
+}  // namespace kvarn

@@ -1,0 +1,15 @@
+// The whole library for a CPU.
+#pragma once
+
+#include "codec/encoder.hpp"
+#include "codec/hadamard.hpp"
+#include "codec/query_moment.hpp"
+#include "codec/tile_codec.hpp"
+#include "codec/tokens.hpp"
+#include "codec/variance_normalize.hpp"
+#include "config.hpp"
+#include "error.hpp"
+#include "format/float16.hpp"
+#include "format/float8.hpp"
+#include "format/tile_layout.hpp"
+#include "format/tile_view.hpp"
