@@ -1,6 +1,9 @@
 // The whole library for a CPU.
 #pragma once
 
+#include "attention/attention.hpp"
+#include "attention/softmax.hpp"
+#include "attention/tile_product.hpp"
 #include "codec/encoder.hpp"
 #include "codec/hadamard.hpp"
 #include "codec/query_moment.hpp"

@@ -78,7 +78,8 @@ struct basic_tile_view {
     data[layout.scale_offset() + static_cast<std::size_t>(row)] = static_cast<std::byte>(bits);
   }
 
-  KVARN_INLINE constexpr operator basic_tile_view<const std::byte>() const {
+  KVARN_INLINE constexpr operator basic_tile_view<const std::byte>() const
+      requires(!std::is_const_v<Byte>) {
     return {data, layout};
   }
 
