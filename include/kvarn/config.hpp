@@ -24,6 +24,16 @@
 // never hands a copy compiled for a newer CPU to a caller compiled for an older one.
 #define KVARN_INLINE KVARN_HOST_DEVICE KVARN_ALWAYS_INLINE
 
+// Before a loop of few, known passes: unrolled at any optimisation level, so that arrays of vectors
+// stay in registers.
+#if defined(__clang__)
+#define KVARN_UNROLL _Pragma("clang loop unroll(full)")
+#elif defined(__GNUC__)
+#define KVARN_UNROLL _Pragma("GCC unroll 16")
+#else
+#define KVARN_UNROLL
+#endif
+
 // Checks a documented precondition in debug builds. Define it before inclusion to use your own.
 #if !defined(KVARN_ASSERT)
 #define KVARN_ASSERT(condition) assert(condition)

@@ -1,0 +1,245 @@
+// AVX-512 (F, BW, DQ, VL, VNNI, VBMI): the vector operations, and the kernels compiled for them.
+#pragma once
+
+#include "kernel_includes.hpp"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#if defined(__clang__)
+#pragma clang attribute push(                                                               \
+    __attribute__((                                                                         \
+        target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi"))), \
+    apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")
+#endif
+
+namespace kvarn {
+inline namespace KVARN_ISA_NAMESPACE {
+namespace avx512 {
+
+// Sixteen lanes.
+struct f32 {
+  __m512 v;
+};
+struct i32 {
+  __m512i v;
+};
+
+KVARN_ALWAYS_INLINE f32 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+KVARN_ALWAYS_INLINE void store(float* p, f32 a) { _mm512_storeu_ps(p, a.v); }
+KVARN_ALWAYS_INLINE f32 set1(float x) { return {_mm512_set1_ps(x)}; }
+KVARN_ALWAYS_INLINE f32 add(f32 a, f32 b) { return {_mm512_add_ps(a.v, b.v)}; }
+KVARN_ALWAYS_INLINE f32 sub(f32 a, f32 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+// A product that no compiler fuses into an addition.
+KVARN_ALWAYS_INLINE f32 mul(f32 a, f32 b) {
+  __m512 product = _mm512_mul_ps(a.v, b.v);
+  __asm__("" : "+v"(product));
+  return {product};
+}
+KVARN_ALWAYS_INLINE f32 div(f32 a, f32 b) { return {_mm512_div_ps(a.v, b.v)}; }
+KVARN_ALWAYS_INLINE f32 sqrt(f32 a) { return {_mm512_sqrt_ps(a.v)}; }
+// a * b + c and c - a * b, one rounding.
+KVARN_ALWAYS_INLINE f32 fma(f32 a, f32 b, f32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+KVARN_ALWAYS_INLINE f32 fnma(f32 a, f32 b, f32 c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }
+KVARN_ALWAYS_INLINE f32 fms(f32 a, f32 b, f32 c) { return {_mm512_fmsub_ps(a.v, b.v, c.v)}; }
+KVARN_ALWAYS_INLINE f32 min(f32 a, f32 b) { return {_mm512_min_ps(a.v, b.v)}; }
+KVARN_ALWAYS_INLINE f32 max(f32 a, f32 b) { return {_mm512_max_ps(a.v, b.v)}; }
+KVARN_ALWAYS_INLINE f32 abs(f32 a) { return {_mm512_abs_ps(a.v)}; }
+// Where a < b: x, else y.
+KVARN_ALWAYS_INLINE f32 select_less(f32 a, f32 b, f32 x, f32 y) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
+}
+
+KVARN_ALWAYS_INLINE i32 bits(f32 a) { return {_mm512_castps_si512(a.v)}; }
+KVARN_ALWAYS_INLINE f32 from_bits(i32 a) { return {_mm512_castsi512_ps(a.v)}; }
+KVARN_ALWAYS_INLINE f32 to_float(i32 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+KVARN_ALWAYS_INLINE i32 set1_i32(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
+KVARN_ALWAYS_INLINE i32 load_i32(const std::int32_t* p) { return {_mm512_loadu_si512(p)}; }
+KVARN_ALWAYS_INLINE i32 add(i32 a, i32 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+KVARN_ALWAYS_INLINE i32 sub(i32 a, i32 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+KVARN_ALWAYS_INLINE i32 bit_and(i32 a, i32 b) { return {_mm512_and_si512(a.v, b.v)}; }
+KVARN_ALWAYS_INLINE i32 bit_or(i32 a, i32 b) { return {_mm512_or_si512(a.v, b.v)}; }
+KVARN_ALWAYS_INLINE i32 min(i32 a, i32 b) { return {_mm512_min_epi32(a.v, b.v)}; }
+KVARN_ALWAYS_INLINE i32 max(i32 a, i32 b) { return {_mm512_max_epi32(a.v, b.v)}; }
+template <int N>
+KVARN_ALWAYS_INLINE i32 shift_left(i32 a) {
+  return {_mm512_slli_epi32(a.v, N)};
+}
+template <int N>
+KVARN_ALWAYS_INLINE i32 shift_right(i32 a) {  // filled with zeros
+  return {_mm512_srli_epi32(a.v, N)};
+}
+// Where a < b: x, else y.
+KVARN_ALWAYS_INLINE i32 select_less(i32 a, i32 b, i32 x, i32 y) {
+  return {_mm512_mask_blend_epi32(_mm512_cmplt_epi32_mask(a.v, b.v), y.v, x.v)};
+}
+KVARN_ALWAYS_INLINE bool any_less(i32 a, i32 b) { return _mm512_cmplt_epi32_mask(a.v, b.v) != 0; }
+
+// 16 bytes or 16-bit numbers to lanes, filled with zeros; and the low bits of lanes back.
+KVARN_ALWAYS_INLINE i32 load_u8(const void* p) {
+  return {_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
+}
+KVARN_ALWAYS_INLINE void store_u8(void* p, i32 a) {
+  _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
+}
+KVARN_ALWAYS_INLINE i32 load_u16(const void* p) {
+  return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
+}
+KVARN_ALWAYS_INLINE void store_u16(void* p, i32 a) {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a.v));
+}
+
+// binary16 in the low bits of lanes.
+KVARN_ALWAYS_INLINE f32 half_to_float(i32 a) {
+  return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(a.v))};
+}
+KVARN_ALWAYS_INLINE i32 float_to_half(f32 a) {
+  return {
+      _mm512_cvtepu16_epi32(_mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))};
+}
+KVARN_ALWAYS_INLINE f32 load_half(const void* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
+}
+
+// The sum of the lanes and their maximum; the order of the sum is that of kvarn::fold.
+KVARN_ALWAYS_INLINE float fold(f32 a) {
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+KVARN_ALWAYS_INLINE float max_lane(f32 a) { return _mm512_reduce_max_ps(a.v); }
+
+// One stage of the Hadamard transform within lanes: (a, b) -> (a + b, a - b) at distance Half.
+template <int Half>
+KVARN_ALWAYS_INLINE f32 butterfly(f32 a) {
+  static_assert(Half == 1 || Half == 2 || Half == 4 || Half == 8);
+  __m512 other;
+  if constexpr (Half == 1) other = _mm512_permute_ps(a.v, 0xb1);
+  if constexpr (Half == 2) other = _mm512_permute_ps(a.v, 0x4e);
+  if constexpr (Half == 4) other = _mm512_shuffle_f32x4(a.v, a.v, 0xb1);
+  if constexpr (Half == 8) other = _mm512_shuffle_f32x4(a.v, a.v, 0x4e);
+  constexpr __mmask16 upper = Half == 1 ? 0xaaaa : Half == 2 ? 0xcccc : Half == 4 ? 0xf0f0 : 0xff00;
+  // other + a in the lower lane, other - a in the upper one.
+  return {_mm512_mask_sub_ps(_mm512_add_ps(other, a.v), upper, other, a.v)};
+}
+
+// Lane i of vector j to lane j of vector i.
+KVARN_ALWAYS_INLINE void transpose(f32 (&r)[16]) {
+  __m512 t[16];
+  KVARN_UNROLL
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_ps(r[i].v, r[i + 1].v);
+    t[i + 1] = _mm512_unpackhi_ps(r[i].v, r[i + 1].v);
+  }
+  __m512 u[16];
+  KVARN_UNROLL
+  for (int i = 0; i < 16; i += 4) {
+    KVARN_UNROLL
+    for (int k = 0; k < 2; ++k) {
+      const __m512d low = _mm512_castps_pd(t[i + k]);
+      const __m512d high = _mm512_castps_pd(t[i + 2 + k]);
+      u[i + 2 * k] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+      u[i + 2 * k + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+    }
+  }
+  KVARN_UNROLL
+  for (int c = 0; c < 4; ++c) {
+    const __m512 a = _mm512_shuffle_f32x4(u[c], u[4 + c], 0x88);
+    const __m512 b = _mm512_shuffle_f32x4(u[c], u[4 + c], 0xdd);
+    const __m512 d = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0x88);
+    const __m512 e = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0xdd);
+    r[c].v = _mm512_shuffle_f32x4(a, d, 0x88);
+    r[8 + c].v = _mm512_shuffle_f32x4(a, d, 0xdd);
+    r[4 + c].v = _mm512_shuffle_f32x4(b, e, 0x88);
+    r[12 + c].v = _mm512_shuffle_f32x4(b, e, 0xdd);
+  }
+}
+
+// Packed codes: 32-bit words of `rows_at_once` rows, one row a lane.
+inline constexpr int rows_at_once = 16;
+inline constexpr int words_at_once = 8;
+using words = i32;
+KVARN_ALWAYS_INLINE words broadcast_words(std::int32_t x) { return set1_i32(x); }
+KVARN_ALWAYS_INLINE words load_words(const std::int32_t* p) { return load_i32(p); }
+KVARN_ALWAYS_INLINE void store_words(std::int32_t* p, words a) { _mm512_storeu_si512(p, a.v); }
+
+// Words first .. first + count - 1 of 16 rows that are `stride` bytes apart; count <=
+// words_at_once.
+KVARN_ALWAYS_INLINE void load_words(const std::byte* first, std::size_t stride, int count,
+                                    words (&out)[words_at_once]) {
+  __m512i t[8];
+  const auto mask = static_cast<__mmask8>((1u << count) - 1u);
+  KVARN_UNROLL
+  for (int r = 0; r < 8; ++r) {
+    const std::byte* low = first + static_cast<std::size_t>(r) * stride;
+    const __m256i a = _mm256_maskz_loadu_epi32(mask, low);
+    const __m256i b = _mm256_maskz_loadu_epi32(mask, low + 8 * stride);
+    t[r] = _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+  }
+  __m512i u[8];
+  KVARN_UNROLL
+  for (int i = 0; i < 8; i += 2) {
+    u[i] = _mm512_unpacklo_epi32(t[i], t[i + 1]);
+    u[i + 1] = _mm512_unpackhi_epi32(t[i], t[i + 1]);
+  }
+  KVARN_UNROLL
+  for (int i = 0; i < 8; i += 4) KVARN_UNROLL
+  for (int k = 0; k < 2; ++k) {
+    t[i + 2 * k] = _mm512_unpacklo_epi64(u[i + k], u[i + 2 + k]);
+    t[i + 2 * k + 1] = _mm512_unpackhi_epi64(u[i + k], u[i + 2 + k]);
+  }
+  // Vector c now has word c (128-bit lanes 0, 2) and word c + 4 (lanes 1, 3) of four rows.
+  const __m512i low_words = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
+  const __m512i high_words = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+  KVARN_UNROLL
+  for (int c = 0; c < 4; ++c) {
+    out[c].v = _mm512_permutex2var_epi64(t[c], low_words, t[4 + c]);
+    out[c + 4].v = _mm512_permutex2var_epi64(t[c], high_words, t[4 + c]);
+  }
+}
+
+KVARN_ALWAYS_INLINE void prefetch(const std::byte* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+}
+
+// Exact sums of products of codes (unsigned bytes) and operands (signed bytes), four a lane.
+struct dot_sum {
+  __m512i v;
+};
+inline constexpr int dot_accumulators = 16;
+template <int CodeBits>
+inline constexpr int dots_before_flush = 1 << 20;
+KVARN_ALWAYS_INLINE dot_sum no_dots() { return {_mm512_setzero_si512()}; }
+KVARN_ALWAYS_INLINE void dot(dot_sum& sum, words codes, const std::int32_t* operand) {
+  // Written out for the broadcast memory operand, which g++ 12 does not form: it spends a register
+  // and a load on each operand instead, spills, and is 1.4 times slower.
+  __asm__("vpdpbusd {%2%{1to16%}, %1, %0|%0, %1, %2%{1to16%}}"
+          : "+v"(sum.v)
+          : "v"(codes.v), "m"(*operand));
+}
+KVARN_ALWAYS_INLINE words flush(dot_sum sum) { return {sum.v}; }
+
+// The first 16 bytes at p, byte i from byte pattern[i].
+KVARN_ALWAYS_INLINE void shuffle16(const std::uint8_t* p, const std::uint8_t* pattern,
+                                   std::uint8_t* out) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m128i order = _mm_loadu_si128(reinterpret_cast<const __m128i*>(pattern));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_shuffle_epi8(bytes, order));
+}
+
+#include "attention_kernels.inl"
+
+}  // namespace avx512
+}  // namespace KVARN_ISA_NAMESPACE
+}  // namespace kvarn
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif  // __x86_64__

@@ -1,0 +1,25 @@
+// What kernels use, included before any target region: nothing here is compiled for a newer CPU.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "../attention/attention.hpp"
+#include "../attention/softmax.hpp"
+#include "../attention/tile_product.hpp"
+#include "../codec/arithmetic.hpp"
+#include "../codec/encoder.hpp"
+#include "../codec/hadamard.hpp"
+#include "../codec/query_moment.hpp"
+#include "../codec/round_columns.hpp"
+#include "../codec/tokens.hpp"
+#include "../codec/variance_normalize.hpp"
+#include "../config.hpp"
+#include "../format/float16.hpp"
+#include "../format/float8.hpp"
+#include "../format/tile_layout.hpp"
+#include "../format/tile_view.hpp"
