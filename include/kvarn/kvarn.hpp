@@ -1,7 +1,7 @@
 // The whole library for a CPU.
 #pragma once
 
-#include "attention/attention.hpp"
+#include "attention/attend.hpp"
 #include "attention/softmax.hpp"
 #include "attention/tile_product.hpp"
 #include "codec/encoder.hpp"
@@ -16,3 +16,4 @@
 #include "format/float8.hpp"
 #include "format/tile_layout.hpp"
 #include "format/tile_view.hpp"
+#include "simd/target.hpp"

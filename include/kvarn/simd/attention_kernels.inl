@@ -213,16 +213,6 @@ void sum_codes(const_tile_view tile, int rows, const std::byte* next,
     sum_plane<1, 2, Heads, Parts>(tile, 1, rows, ahead, operands.quads[1], sums[0]);
 }
 
-// A query row on its way through the sealed groups of a chunk.
-struct sealed_query {
-  const float* query;  // key head_dim, rotated and scaled
-  std::int64_t first_visible;
-  std::int64_t end_visible;
-  float maximum;
-  float sum;
-  float* values;  // value head_dim
-};
-
 KVARN_ALWAYS_INLINE f32 soft_capped(f32 score, float cap) {
   const f32 x = mul(div(score, set1(cap)), set1(2.0f * log2_e));
   const f32 power = exp2_of(min(max(x, set1(-60.0f)), set1(60.0f)));
@@ -254,18 +244,15 @@ KVARN_ALWAYS_INLINE float weigh(float* scores, int first, int end, int group, fl
 // `next`.
 template <int Heads, int Parts>
 void attend_group(const cache_format& format, const sealed_group& group, const sealed_group& next,
-                  float soft_cap, sealed_query* rows) {
+                  float soft_cap, attention_row* rows) {
   int first[Heads];
   int end[Heads];
   int last = 0;
   for (int h = 0; h < Heads; ++h) {
-    const auto visible = [&](std::int64_t position) {
-      const std::int64_t at = position - group.position;
-      return static_cast<int>(at < 0 ? 0 : at > group.count ? group.count : at);
-    };
-    first[h] = visible(rows[h].first_visible);
-    end[h] = visible(rows[h].end_visible);
-    if (first[h] < end[h] && last < end[h]) last = end[h];
+    const visible_range visible(rows[h], group.position, group.count);
+    first[h] = visible.first;
+    end[h] = visible.end;
+    if (!visible.empty() && last < visible.end) last = visible.end;
   }
   if (last == 0) return;
 
@@ -326,7 +313,7 @@ void attend_group(const cache_format& format, const sealed_group& group, const s
 
 template <int Parts>
 void attend_groups(const cache_format& format, const sealed_group* groups, std::size_t count,
-                   float soft_cap, sealed_query* rows, int row_count) {
+                   float soft_cap, attention_row* rows, int row_count) {
   for (std::size_t g = 0; g < count; ++g) {
     const sealed_group& group = groups[g];
     const sealed_group& next = groups[g + 1 < count ? g + 1 : g];
@@ -349,12 +336,169 @@ void attend_groups(const cache_format& format, const sealed_group* groups, std::
   }
 }
 
-// Takes query rows through the groups of one chunk, in order.
+// As scalar::attend_sealed.
 inline void attend_sealed(const cache_format& format, const sealed_group* groups, std::size_t count,
-                          float soft_cap, operand_precision precision, sealed_query* rows,
+                          float cap, operand_precision precision, attention_row* rows,
                           int row_count) {
   if (precision == operand_precision::int16)
-    attend_groups<2>(format, groups, count, soft_cap, rows, row_count);
+    attend_groups<2>(format, groups, count, cap, rows, row_count);
   else
-    attend_groups<1>(format, groups, count, soft_cap, rows, row_count);
+    attend_groups<1>(format, groups, count, cap, rows, row_count);
+}
+
+// Sixteen channels of a token as floats; `p` is at least 16 elements.
+KVARN_ALWAYS_INLINE f32 load_channels(const float* p) { return load(p); }
+KVARN_ALWAYS_INLINE f32 load_channels(const float16* p) { return load_half(p); }
+KVARN_ALWAYS_INLINE f32 load_channels(const bfloat16* p) {
+  return from_bits(shift_left<16>(load_u16(p)));
+}
+
+template <class T>
+KVARN_ALWAYS_INLINE f32 load_channels(tokens_view<const T> tokens, int token, int channel) {
+  if (tokens.channel_stride == 1)
+    return load_channels(tokens.data + token * tokens.token_stride + channel);
+  float x[16];
+  for (int i = 0; i < 16; ++i) x[i] = tokens.load(token, channel + i);
+  return load(x);
+}
+
+// Inner products of `Heads` queries with the keys of tokens 0 .. count - 1 from `start` on.
+template <int Heads, class T>
+void score_exact(tokens_view<const T> keys, int start, int count, int head_dim,
+                 const attention_row* rows, float (*scores)[exact_block]) {
+  for (int t = 0; t < count; t += 4) {
+    f32 sums[16];
+    KVARN_UNROLL
+    for (int i = 0; i < 16; ++i) sums[i] = set1(0.0f);
+    for (int d = 0; d < head_dim; d += 16) KVARN_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int token = t + i < count ? t + i : count - 1;
+      const f32 key = load_channels(keys, start + token, d);
+      KVARN_UNROLL
+      for (int h = 0; h < Heads; ++h)
+        sums[4 * h + i] = fma(load(rows[h].query + d), key, sums[4 * h + i]);
+    }
+    alignas(64) float totals[16];
+    store(totals, fold_each(sums));
+    for (int h = 0; h < Heads; ++h)
+      for (int i = 0; i < 4; ++i) scores[h][t + i] = totals[4 * h + i];
+  }
+}
+
+// values[h] = sum over tokens first .. end - 1, in order, of weights[h][t] times the token's
+// values.
+template <int Heads, class T>
+void sum_exact(tokens_view<const T> tokens, int start, int first, int end, int dim,
+               const float (*weights)[exact_block], float (*values)[max_head_dim]) {
+  for (int d = 0; d < dim; d += 16) {
+    f32 sums[Heads];
+    KVARN_UNROLL
+    for (int h = 0; h < Heads; ++h) sums[h] = set1(0.0f);
+    for (int t = first; t < end; ++t) {
+      const f32 value = load_channels(tokens, start + t, d);
+      KVARN_UNROLL
+      for (int h = 0; h < Heads; ++h) sums[h] = fma(set1(weights[h][t]), value, sums[h]);
+    }
+    KVARN_UNROLL
+    for (int h = 0; h < Heads; ++h) store(values[h] + d, sums[h]);
+  }
+}
+
+// As scalar::join_row.
+inline void join_row(attention_row& row, const attention_row& later, int dim) {
+  if (later.maximum == minus_infinity) return;
+  const softmax_join join = join_maxima(row.maximum, later.maximum);
+  row.maximum = join.maximum;
+  row.sum = std::fma(row.sum, join.first, later.sum * join.second);
+  const f32 first = set1(join.first);
+  const f32 second = set1(join.second);
+  for (int d = 0; d < dim; d += 16)
+    store(row.values + d, fma(load(row.values + d), first, mul(load(later.values + d), second)));
+}
+
+// Takes rows that see the same tokens through one block.
+template <int Heads, class T>
+void attend_exact_block(const cache_format& format, const exact_tokens<T>& tokens, int start,
+                        int count, float cap, attention_row* rows) {
+  alignas(64) float scores[Heads][exact_block];
+  alignas(64) float values[Heads][max_head_dim];
+  score_exact<Heads>(tokens.keys, start, count, format.key_head_dim, rows, scores);
+  const visible_range visible(rows[0], tokens.position + start, count);
+  if (visible.empty()) return;
+  attention_row parts[Heads];
+  for (int h = 0; h < Heads; ++h) {
+    parts[h].values = values[h];
+    parts[h].maximum =
+        weigh(scores[h], visible.first, visible.end, (count + 15) / 16 * 16, cap, parts[h].sum);
+  }
+  sum_exact<Heads>(tokens.values, start, visible.first, visible.end, format.value_head_dim, scores,
+                   values);
+  for (int h = 0; h < Heads; ++h) join_row(rows[h], parts[h], format.value_head_dim);
+}
+
+// As scalar::attend_exact.
+template <class T>
+void attend_exact(const cache_format& format, const exact_tokens<T>& tokens, float cap,
+                  attention_row* rows, int row_count) {
+  for (int start = 0; start < tokens.count; start += exact_block) {
+    const int left = tokens.count - start;
+    const int count = left < exact_block ? left : exact_block;
+    for (int row = 0; row < row_count;) {
+      int heads = 1;
+      while (heads < 4 && row + heads < row_count &&
+             rows[row + heads].first_visible == rows[row].first_visible &&
+             rows[row + heads].end_visible == rows[row].end_visible)
+        ++heads;
+      switch (heads) {
+        case 1:
+          attend_exact_block<1>(format, tokens, start, count, cap, rows + row);
+          break;
+        case 2:
+          attend_exact_block<2>(format, tokens, start, count, cap, rows + row);
+          break;
+        case 3:
+          attend_exact_block<3>(format, tokens, start, count, cap, rows + row);
+          break;
+        default:
+          attend_exact_block<4>(format, tokens, start, count, cap, rows + row);
+          break;
+      }
+      row += heads;
+    }
+  }
+}
+
+// As scalar::prepare_query.
+template <class T>
+void prepare_query(tokens_view<T> queries, int index, int head_dim,
+                   const attention_options& options, float* query) {
+  replaced_values replaced;
+  load_token(queries, index, head_dim, query, replaced);
+  float unit = options.softmax_scale * log2_e;
+  if (!options.queries_rotated) {
+    hadamard_unnormalized(query, head_dim);
+    unit = unit * hadamard_norm(head_dim);
+  }
+  for (int d = 0; d < head_dim; d += 16) store(query + d, mul(load(query + d), set1(unit)));
+}
+
+// As scalar::join_sink_logit.
+inline void join_sink_logit(attention_row& row, float logit, int dim) {
+  const softmax_join join = join_maxima(row.maximum, logit * log2_e);
+  row.maximum = join.maximum;
+  row.sum = std::fma(row.sum, join.first, join.second);
+  for (int d = 0; d < dim; d += 16)
+    store(row.values + d, mul(load(row.values + d), set1(join.first)));
+}
+
+// As scalar::finish_row.
+template <class T>
+void finish_row(const attention_row& row, int dim, bool rotate, tokens_view<T> out, int index) {
+  float norm = row.maximum == minus_infinity ? 0.0f : 1.0f / row.sum;
+  if (rotate) {
+    hadamard_unnormalized(row.values, dim);
+    norm = norm * hadamard_norm(dim);
+  }
+  for (int d = 0; d < dim; d += 16) store(row.values + d, mul(load(row.values + d), set1(norm)));
+  for (int d = 0; d < dim; ++d) out.store(index, d, row.values[d]);
 }

@@ -13,6 +13,10 @@
     apply_to = function)
 #else
 #pragma GCC push_options
+// g++ 12 takes the undefined vectors of its own intrinsics for variables (its bug 105593).
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")
 #endif
 
@@ -110,6 +114,30 @@ KVARN_ALWAYS_INLINE float fold(f32 a) {
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+// Lane i: fold(r[i]).
+KVARN_ALWAYS_INLINE f32 fold_each(const f32 (&r)[16]) {
+  __m512 s[8];
+  KVARN_UNROLL
+  for (int i = 0; i < 8; ++i)
+    s[i] = _mm512_add_ps(_mm512_shuffle_f32x4(r[i].v, r[i + 8].v, 0x44),
+                         _mm512_shuffle_f32x4(r[i].v, r[i + 8].v, 0xee));
+  KVARN_UNROLL
+  for (int i = 0; i < 4; ++i)
+    s[i] = _mm512_add_ps(_mm512_shuffle_f32x4(s[i], s[i + 4], 0x88),
+                         _mm512_shuffle_f32x4(s[i], s[i + 4], 0xdd));
+  KVARN_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const __m512d a = _mm512_castps_pd(s[i]);
+    const __m512d b = _mm512_castps_pd(s[i + 2]);
+    s[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                         _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  }
+  const __m512 sums =
+      _mm512_add_ps(_mm512_shuffle_ps(s[0], s[1], 0x88), _mm512_shuffle_ps(s[0], s[1], 0xdd));
+  // 128-bit lane q, element k holds row {0, 8, 4, 12}[q] + {0, 2, 1, 3}[k].
+  const __m512i order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
+  return {_mm512_permutexvar_ps(order, sums)};
 }
 KVARN_ALWAYS_INLINE float max_lane(f32 a) { return _mm512_reduce_max_ps(a.v); }
 
@@ -232,6 +260,7 @@ KVARN_ALWAYS_INLINE void shuffle16(const std::uint8_t* p, const std::uint8_t* pa
 }
 
 #include "attention_kernels.inl"
+#include "kernels.inl"
 
 }  // namespace avx512
 }  // namespace KVARN_ISA_NAMESPACE
@@ -240,6 +269,7 @@ KVARN_ALWAYS_INLINE void shuffle16(const std::uint8_t* p, const std::uint8_t* pa
 #if defined(__clang__)
 #pragma clang attribute pop
 #else
+#pragma GCC diagnostic pop
 #pragma GCC pop_options
 #endif
 #endif  // __x86_64__

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "../attention/attention.hpp"
+#include "../attention/scalar_attention.hpp"
 #include "../attention/softmax.hpp"
 #include "../attention/tile_product.hpp"
 #include "../codec/arithmetic.hpp"

@@ -39,7 +39,7 @@ struct target_info {
 };
 
 inline constexpr target_info target_infos[target_count] = {
-    {target::scalar, "scalar"},     {target::avx2, "avx2"}, {target::avx_vnni, "avx_vnni"},
+    {target::scalar, "scalar"}, {target::avx2, "avx2"}, {target::avx_vnni, "avx_vnni"},
     {target::avx512, "avx512"}, {target::amx, "amx"},   {target::neon, "neon"},
 };
 
@@ -129,8 +129,8 @@ inline unsigned detect_targets() { return 1u << static_cast<int>(target::scalar)
 
 }  // namespace detail
 
-// Whether this machine and its operating system can run the kernels of a target. The first call asks
-// the processor, and Linux for AMX state.
+// Whether this machine and its operating system can run the kernels of a target. The first call
+// asks the processor, and Linux for AMX state.
 inline bool is_available(target t) {
   static const unsigned found = detail::detect_targets();
   return ((found >> static_cast<int>(t)) & 1u) != 0;

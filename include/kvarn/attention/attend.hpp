@@ -1,0 +1,265 @@
+// Attention of queries over sink, sealed groups and tail: one call, or items for an executor.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "../config.hpp"
+#include "../simd/dispatch.hpp"
+#include "attention.hpp"
+#include "scalar_attention.hpp"
+
+namespace kvarn {
+
+// One KV head of one sequence. Attends from every query to the memory: writes query (token, head)
+// to `out` token number token * heads + head, value_head_dim channels, and the log of the sum of
+// exponentiated logits in nats to lse[token * heads + head] unless lse is null. A query that sees
+// nothing gets zeros and -infinity. Not-finite query values are replaced as in keys.
+// Preconditions: validate(memory.format) is ok; every count fits its memory; sealed counts are in
+// [0, group]; options.softmax_scale > 0.
+template <class Q, class T, class O>
+struct attention_task {
+  attention_queries<Q> queries;
+  attention_memory<T> memory;
+  attention_options options;
+  tokens_view<O> out;
+  float* lse = nullptr;
+
+  int row_count() const { return queries.tokens * queries.heads; }
+  // The sink, the chunks of sealed groups, the tail.
+  int chunk_count() const {
+    return static_cast<int>((memory.sealed.size() + groups_per_chunk - 1) / groups_per_chunk) + 2;
+  }
+  bool is_empty(int chunk) const {
+    return chunk == 0                   ? memory.sink.count == 0
+           : chunk == chunk_count() - 1 ? memory.tail.count == 0
+                                        : false;
+  }
+};
+
+// Calls f(0) .. f(count - 1) one after another. Another executor may call them in any order, from
+// any threads, and returns when all are done.
+struct serial_executor {
+  template <class F>
+  void operator()(std::size_t count, const F& f) const {
+    for (std::size_t i = 0; i < count; ++i) f(i);
+  }
+};
+
+inline namespace KVARN_ISA_NAMESPACE {
+
+namespace detail {
+
+// Rows that go through the memory together.
+inline constexpr int rows_per_block = 16;
+
+// Floats that a block of rows needs: queries, totals, and the values of one chunk.
+constexpr std::size_t block_floats(const cache_format& format, int rows) {
+  return static_cast<std::size_t>(rows) *
+         static_cast<std::size_t>(format.key_head_dim + 2 * format.value_head_dim);
+}
+
+inline void clear_row(attention_row& row, int dim) {
+  row.maximum = minus_infinity;
+  row.sum = 0.0f;
+  std::fill(row.values, row.values + dim, 0.0f);
+}
+
+// Takes rows first_row .. first_row + count - 1 of a task through chunks first_chunk .. end_chunk -
+// 1 and leaves the sums in totals[0 .. count - 1]. `workspace`: block_floats(count) floats, which
+// then hold the values of the totals.
+template <class Kernels, class Task>
+void attend_rows(Kernels kernels, const Task& task, int first_row, int count, int first_chunk,
+                 int end_chunk, float* workspace, attention_row* totals) {
+  const cache_format& format = task.memory.format;
+  const int dim = format.value_head_dim;
+  const float cap = task.options.logit_soft_cap * log2_e;
+  float* const queries = workspace + std::ptrdiff_t{2} * count * dim;
+  attention_row rows[rows_per_block];
+  for (int i = 0; i < count; ++i) {
+    const int index = first_row + i;
+    float* const query = queries + std::ptrdiff_t{i} * format.key_head_dim;
+    prepare_query(kernels, task.queries.vectors, index, format.key_head_dim, task.options, query);
+    attention_row& row = rows[i];
+    row.query = query;
+    row.end_visible = task.queries.position + index / task.queries.heads + 1;
+    row.first_visible = task.options.window > 0 ? row.end_visible - task.options.window : 0;
+    row.values = workspace + std::ptrdiff_t{count + i} * dim;
+    totals[i] = row;
+    totals[i].values = workspace + std::ptrdiff_t{i} * dim;
+    clear_row(totals[i], dim);
+  }
+  for (int chunk = first_chunk; chunk < end_chunk; ++chunk) {
+    if (task.is_empty(chunk)) continue;
+    for (int i = 0; i < count; ++i) clear_row(rows[i], dim);
+    if (chunk == 0) {
+      attend_exact(kernels, format, task.memory.sink, cap, rows, count);
+    } else if (chunk == task.chunk_count() - 1) {
+      attend_exact(kernels, format, task.memory.tail, cap, rows, count);
+    } else {
+      const auto sealed =
+          task.memory.sealed.subspan(static_cast<std::size_t>(chunk - 1) * groups_per_chunk);
+      const std::size_t groups =
+          (std::min)(sealed.size(), static_cast<std::size_t>(groups_per_chunk));
+      attend_sealed(kernels, format, sealed.data(), groups, cap, task.options.precision, rows,
+                    count);
+    }
+    for (int i = 0; i < count; ++i) join_row(kernels, totals[i], rows[i], dim);
+  }
+}
+
+// Writes the outputs of rows first_row .. first_row + count - 1 from their totals.
+template <class Kernels, class Task>
+void finish_rows(Kernels kernels, const Task& task, int first_row, int count,
+                 attention_row* totals) {
+  const int dim = task.memory.format.value_head_dim;
+  for (int i = 0; i < count; ++i) {
+    attention_row& total = totals[i];
+    const int index = first_row + i;
+    if (task.options.sink_logits != nullptr)
+      join_sink_logit(kernels, total, task.options.sink_logits[index % task.queries.heads], dim);
+    finish_row(kernels, total, dim, task.options.rotate_output, task.out, index);
+    if (task.lse != nullptr)
+      task.lse[index] =
+          total.maximum == minus_infinity ? minus_infinity : log_of(total.sum, total.maximum);
+  }
+}
+
+}  // namespace detail
+
+// Floats of workspace that attend needs.
+constexpr std::size_t attention_workspace(const cache_format& format) {
+  return detail::block_floats(format, detail::rows_per_block);
+}
+
+// Runs one task in the calling thread. `workspace`: attention_workspace(task.memory.format) floats.
+template <class Q, class T, class O>
+void attend(const attention_task<Q, T, O>& task, float* workspace, target on = default_target()) {
+  KVARN_ASSERT(task.options.softmax_scale > 0.0f);
+  with_kernels(on, [&](auto kernels) {
+    for (int first = 0; first < task.row_count(); first += detail::rows_per_block) {
+      const int count = (std::min)(detail::rows_per_block, task.row_count() - first);
+      attention_row totals[detail::rows_per_block];
+      detail::attend_rows(kernels, task, first, count, 0, task.chunk_count(), workspace, totals);
+      detail::finish_rows(kernels, task, first, count, totals);
+    }
+  });
+}
+
+// The same, spelled out.
+template <class Q, class T, class O>
+void attend(const attention_queries<Q>& queries, const attention_memory<T>& memory,
+            const attention_options& options, tokens_view<O> out, float* lse, float* workspace,
+            target on = default_target()) {
+  attend(attention_task<Q, T, O>{queries, memory, options, out, lse}, workspace, on);
+}
+
+// Many tasks (KV heads, sequences) cut into items for an executor. A task with few rows is cut
+// along its chunks, one with many along its rows; either way the outputs are those of attend, bit
+// for bit. Plans once per step and allocates only for that; the tasks must outlive it.
+template <class Task>
+class attention_batch {
+ public:
+  explicit attention_batch(std::span<const Task> tasks) : tasks_(tasks) {
+    for (std::size_t t = 0; t < tasks.size(); ++t) {
+      const Task& task = tasks[t];
+      const int rows = task.row_count();
+      if (rows <= detail::rows_per_block) {
+        const std::size_t first_item = items_.size();
+        for (int chunk = 0; chunk < task.chunk_count(); ++chunk)
+          if (!task.is_empty(chunk)) add_item(t, 0, rows, chunk, chunk + 1);
+        if (items_.size() == first_item) add_item(t, 0, rows, 0, 1);  // an empty memory
+        joins_.push_back({first_item, items_.size()});
+      } else {
+        for (int row = 0; row < rows; row += detail::rows_per_block)
+          add_item(t, row, (std::min)(detail::rows_per_block, rows - row), 0, task.chunk_count());
+      }
+    }
+  }
+
+  // Floats of workspace that run needs.
+  std::size_t workspace() const { return workspace_; }
+  std::size_t item_count() const { return items_.size(); }
+
+  // Computes all outputs. `executor(count, f)` is called twice: for the items, then to join those
+  // of the tasks that were cut along chunks.
+  template <class Executor>
+  void run(float* workspace, const Executor& executor, target on = default_target()) const {
+    with_kernels(on, [&](auto kernels) {
+      executor(items_.size(), [&](std::size_t i) { run_item(kernels, items_[i], workspace); });
+      executor(joins_.size(), [&](std::size_t i) { join_items(kernels, joins_[i], workspace); });
+    });
+  }
+
+ private:
+  struct item {
+    std::size_t task;
+    int first_row, rows;
+    int first_chunk, end_chunk;
+    std::size_t offset;  // of its floats in the workspace
+  };
+  struct item_range {
+    std::size_t first, end;
+  };
+
+  void add_item(std::size_t task, int first_row, int rows, int first_chunk, int end_chunk) {
+    items_.push_back({task, first_row, rows, first_chunk, end_chunk, workspace_});
+    workspace_ +=
+        detail::block_floats(tasks_[task].memory.format, rows) + 2 * static_cast<std::size_t>(rows);
+  }
+
+  // Maxima and sums of an item's rows stand behind its block, for the join.
+  float* sums_of(const item& it, float* workspace) const {
+    return workspace + it.offset + detail::block_floats(tasks_[it.task].memory.format, it.rows);
+  }
+
+  template <class Kernels>
+  void run_item(Kernels kernels, const item& it, float* workspace) const {
+    const Task& task = tasks_[it.task];
+    attention_row totals[detail::rows_per_block];
+    detail::attend_rows(kernels, task, it.first_row, it.rows, it.first_chunk, it.end_chunk,
+                        workspace + it.offset, totals);
+    if (task.row_count() > detail::rows_per_block) {
+      detail::finish_rows(kernels, task, it.first_row, it.rows, totals);
+      return;
+    }
+    float* const sums = sums_of(it, workspace);
+    for (int i = 0; i < it.rows; ++i) {
+      sums[2 * i] = totals[i].maximum;
+      sums[2 * i + 1] = totals[i].sum;
+    }
+  }
+
+  template <class Kernels>
+  void join_items(Kernels kernels, const item_range& range, float* workspace) const {
+    const Task& task = tasks_[items_[range.first].task];
+    const int dim = task.memory.format.value_head_dim;
+    attention_row totals[detail::rows_per_block];
+    for (std::size_t i = range.first; i < range.end; ++i) {
+      const item& it = items_[i];
+      const float* const sums = sums_of(it, workspace);
+      for (int r = 0; r < it.rows; ++r) {
+        attention_row part;
+        part.maximum = sums[2 * r];
+        part.sum = sums[2 * r + 1];
+        part.values = workspace + it.offset + std::ptrdiff_t{r} * dim;
+        if (i == range.first)
+          totals[r] = part;
+        else
+          join_row(kernels, totals[r], part, dim);
+      }
+    }
+    detail::finish_rows(kernels, task, 0, task.row_count(), totals);
+  }
+
+  std::span<const Task> tasks_;
+  std::vector<item> items_;
+  std::vector<item_range> joins_;
+  std::size_t workspace_ = 0;
+};
+
+}  // namespace KVARN_ISA_NAMESPACE
+}  // namespace kvarn
