@@ -1,0 +1,234 @@
+#!/usr/bin/env python3
+"""Draws the report of kvarn-demo.
+
+    plot_report.py REPORT.json OUT.svg|OUT.png
+
+Above: attention KL against bits per element, geometric mean over the heads of the report.
+Below: error of the attention output per head, methods with 2-bit keys and values.
+"""
+
+import json
+import math
+import pathlib
+import re
+import sys
+
+# Methods by family: label, colour, marker, weight. Two colours of the Okabe-Ito palette, which
+# colour-blind readers can tell apart, for the encoders of kvarn; shapes and greys for the others.
+FAMILIES = {
+    "query_aware": ("kvarn query_aware", "#0072B2", "o", True),
+    "tuned": ("kvarn tuned", "#D55E00", "s", True),
+    "refit": ("least-squares refit", "#777777", "p", False),
+    "paper": ("KVarN paper", "#000000", "D", False),
+    "rotation_kivi": ("rotation + KIVI", "#777777", "v", False),
+    "kivi": ("KIVI", "#777777", "^", False),
+    "rtn_channel": ("RTN per channel", "#AAAAAA", "x", False),
+    "rtn_token": ("RTN per token", "#AAAAAA", "+", False),
+}
+OTHER = ("#777777", "h", False)
+FIELDS = ("bytes", "fp16_bytes", "attention_kl", "output_rel_sq_error")
+ROW = 0.45  # inches, of a head in the lower panel
+
+
+class ReportError(Exception):
+    pass
+
+
+def load(path):
+    """The member "heads" of a report: {head: {method: {field: number}}}, checked."""
+    try:
+        report = json.loads(pathlib.Path(path).read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReportError(f"{path}: cannot be read: {error}") from error
+    except json.JSONDecodeError as error:
+        raise ReportError(f"{path}: is not JSON: {error}") from error
+    heads = report.get("heads") if isinstance(report, dict) else None
+    if not isinstance(heads, dict) or not heads:
+        raise ReportError(f'{path}: has no member "heads" with at least one head')
+    for head, methods in heads.items():
+        if not isinstance(methods, dict) or not methods:
+            raise ReportError(f"{path}: head {head} has no methods")
+        for method, values in methods.items():
+            for field in FIELDS:
+                value = values.get(field) if isinstance(values, dict) else None
+                if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+                    raise ReportError(
+                        f"{path}: {head}, {method}: {field} is {value}; "
+                        "it must be a positive number to stand on a logarithmic axis")
+    return heads
+
+
+def split_name(method):
+    """paper_k4v2 -> ("paper", 4, 2); names without bits are those of 2-bit methods."""
+    match = re.fullmatch(r"(.*)_k(\d)v(\d)", method)
+    return (match[1], int(match[2]), int(match[3])) if match else (method, 2, 2)
+
+
+def style(family):
+    return FAMILIES.get(family, (family, *OTHER))
+
+
+def means(heads):
+    """{family: [(bits, KL, key bits, value bits), ...]} over the methods that all heads have."""
+    families = {}
+    for method in next(iter(heads.values())):
+        if not all(method in methods for methods in heads.values()):
+            continue
+        rows = [methods[method] for methods in heads.values()]
+        bits = 16 * sum(row["bytes"] for row in rows) / sum(row["fp16_bytes"] for row in rows)
+        kl = math.exp(sum(math.log(row["attention_kl"]) for row in rows) / len(rows))
+        family, key_bits, value_bits = split_name(method)
+        families.setdefault(family, []).append((bits, kl, key_bits, value_bits))
+    return families
+
+
+def marker_style(family, size):
+    _, colour, marker, ours = style(family)
+    filled = marker not in "x+"
+    return {
+        "marker": marker,
+        "markersize": size + 2.5 if ours else size,
+        "markerfacecolor": colour,
+        "markeredgecolor": "white" if filled else colour,
+        "markeredgewidth": 0.6 if filled else 1.6,
+        "linestyle": "none",
+        "zorder": 3 if ours else 4,  # the smaller above the larger: both can be seen
+    }
+
+
+def spread(wanted, distance):
+    """Positions near `wanted` (ascending) that are at least `distance` apart."""
+    blocks = []  # [sum of (wanted - offset), count]: labels that touch move as one
+    for y in wanted:
+        blocks.append([y, 1])
+        while len(blocks) > 1:
+            (sum_a, n_a), (sum_b, n_b) = blocks[-2:]
+            if sum_a / n_a + distance * n_a <= sum_b / n_b:
+                break
+            blocks[-2:] = [[sum_a + sum_b - distance * n_a * n_b, n_a + n_b]]
+    return [total / n + distance * i for total, n in blocks for i in range(n)]
+
+
+def draw_kl(axes, heads):
+    families = means(heads)
+    first = min(point[0] for points in families.values() for point in points)
+    last = max(point[0] for points in families.values() for point in points)
+    width = max(last - first, 0.5)
+    axes.set_yscale("log")
+    axes.set_xlim(first - 0.36 * width, last + 0.05 * width)
+
+    for family, points in families.items():
+        _, colour, _, ours = style(family)
+        equal = sorted(p for p in points if p[2] == p[3])
+        mixed = [p for p in points if p[2] != p[3]]
+        axes.plot([p[0] for p in equal], [p[1] for p in equal], color=colour,
+                  linewidth=2.0 if ours else 1.0, zorder=2)
+        axes.plot([p[0] for p in equal], [p[1] for p in equal], **marker_style(family, 6))
+        hollow = {**marker_style(family, 6), "markerfacecolor": "none",
+                  "markeredgecolor": colour, "markeredgewidth": 1.3}
+        axes.plot([p[0] for p in mixed], [p[1] for p in mixed], **hollow)
+
+    # Labels stand left of each family's first point, moved apart where they would touch.
+    axes.figure.canvas.draw()
+    to_pixels = axes.transData.transform
+    starts = sorted((min(points) for points in families.values()), key=lambda p: p[1])
+    names = {min(points): family for family, points in families.items()}
+    line = 11.5 * axes.figure.dpi / 72
+    heights = spread([to_pixels((p[0], p[1]))[1] for p in starts], line)
+    label_x = first - 0.06 * width
+    for start, height in zip(starts, heights):
+        label, colour, marker, ours = style(names[start])
+        y = axes.transData.inverted().transform((0, height))[1]
+        axes.plot([label_x + 0.008 * width, start[0]], [y, start[1]], color="#BBBBBB",
+                  linewidth=0.6, zorder=1)
+        axes.text(label_x, y, label, ha="right", va="center", fontsize=9,
+                  color=colour if ours else "#333333", fontweight="bold" if ours else "normal")
+
+    title = f"Attention KL, geometric mean over {len(heads)} heads (lower is better)" \
+        if len(heads) > 1 else "Attention KL (lower is better)"
+    axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold")
+    if any(p[2] != p[3] for points in families.values() for p in points):
+        axes.text(1, 0.97, "filled: keys and values of equal bits\nhollow: 4-bit keys, 2-bit values",
+                  transform=axes.transAxes, ha="right", va="top", fontsize=8.5, color="#555555",
+                  linespacing=1.5)
+    axes.set_xlabel("stored bits per element, metadata included")
+    axes.set_ylabel("nats")
+
+
+def draw_output(axes, heads):
+    for row, (head, methods) in enumerate(heads.items()):
+        axes.axhline(row, color="#DDDDDD", linewidth=0.8, zorder=0)
+        axes.annotate(head, (0, row), xycoords=("axes fraction", "data"), xytext=(0, 6.5),
+                      textcoords="offset points", fontsize=8.5, color="#333333")
+        for method, values in methods.items():
+            family, key_bits, value_bits = split_name(method)
+            if (key_bits, value_bits) == (2, 2):
+                axes.plot(values["output_rel_sq_error"], row, clip_on=False,
+                          **marker_style(family, 7))
+    axes.set_xscale("log")
+    axes.set_yticks([])
+    axes.set_ylim(len(heads) - 0.6, -0.6)
+    axes.spines["left"].set_visible(False)
+    axes.grid(False, axis="y")
+    axes.set_title("Error of the attention output, 2-bit keys and values (lower is better)", loc="left",
+                   fontsize=10.5, fontweight="bold")
+    axes.set_xlabel("sum of squared errors / sum of squares")
+    shown = {split_name(method)[0] for methods in heads.values() for method in methods
+             if split_name(method)[1:] == (2, 2)}
+    ordered = [family for family in FAMILIES if family in shown] + sorted(shown - set(FAMILIES))
+    handles = [axes.plot([], [], label=style(family)[0], **marker_style(family, 7))[0]
+               for family in ordered]
+    axes.legend(handles=handles, loc="upper right", bbox_to_anchor=(1, -0.5 / (ROW * len(heads))),
+                ncols=4, frameon=False, fontsize=8.5, handletextpad=0.2, columnspacing=1.2,
+                borderpad=0)
+
+
+def draw(heads, out):
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ReportError(f"{sys.executable} has no matplotlib: {error}") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams.update({
+        "font.family": "DejaVu Sans",
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.edgecolor": "#888888",
+        "axes.grid": True,
+        "grid.color": "#EEEEEE",
+        "axes.axisbelow": True,
+        "svg.hashsalt": "kvarn",  # equal reports give equal files
+    })
+    above, below = 3.4, ROW * len(heads)
+    figure, (kl, output) = pyplot.subplots(
+        2, 1, figsize=(8, above + below + 1.9), height_ratios=[above, below], layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.12)
+    draw_output(output, heads)
+    draw_kl(kl, heads)
+    metadata = {"Date": None} if out.suffix == ".svg" else {}
+    try:
+        figure.savefig(out, dpi=125, metadata=metadata)
+    except OSError as error:
+        raise ReportError(f"{out}: cannot be written: {error}") from error
+
+
+def main(arguments):
+    if len(arguments) != 2:
+        print("usage: plot_report.py REPORT.json OUT.svg|OUT.png", file=sys.stderr)
+        return 1
+    out = pathlib.Path(arguments[1])
+    try:
+        if out.suffix not in (".svg", ".png"):
+            raise ReportError(f"{out}: ends in '{out.suffix}'; .svg and .png can be written")
+        draw(load(arguments[0]), out)
+    except ReportError as error:
+        print(f"plot_report.py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
