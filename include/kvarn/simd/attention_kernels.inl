@@ -1,15 +1,6 @@
 // Attention over packed tiles, written once; included inside the region and namespace of each
 // instruction set, whose vector operations it uses. The definition: attention/attention.hpp.
 
-// Steps or scales of 16 columns or rows.
-KVARN_ALWAYS_INLINE f32 decode_scales(const std::byte* codes, scale_type type) {
-  const i32 code = load_u8(codes);
-  if (type == scale_type::ue5m3) return half_to_float(shift_left<7>(code));
-  const f32 normal = from_bits(add(shift_left<20>(code), set1_i32(0x3c000000)));
-  const f32 subnormal = mul(to_float(code), set1(0x1p-9f));
-  return from_bits(select_less(code, set1_i32(8), bits(subnormal), bits(normal)));
-}
-
 // kvarn::exp2_of.
 KVARN_ALWAYS_INLINE f32 exp2_of(f32 x) {
   const f32 magic = set1(12582912.0f);  // 1.5 * 2^23
@@ -25,113 +16,109 @@ KVARN_ALWAYS_INLINE f32 exp2_of(f32 x) {
   return select_less(x, set1(-125.0f), set1(0.0f), power);
 }
 
-// The operands of up to four heads, folded as kvarn::fold_operand does, in the order in which codes
-// of 1, 2 or 4 bits leave a 32-bit word: word j, shifted right by width * s and masked, has in byte
-// b the code of column (32 / width) j + (8 / width) b + s. Quad (8 / width) j + s holds their
-// operands.
 inline constexpr std::size_t cache_line = 64;
-inline constexpr int max_quads = max_head_dim / 4;
 
-template <int Heads>
+// The operands of up to heads_at_once heads, folded as kvarn::fold_operand does and cut into one
+// column of bytes (precision int8) or two (int16: the low bytes, then the high bytes). A column is
+// in the order in which codes of 1, 2 or 4 bits leave a 32-bit word: word j, shifted right by width
+// * s and masked, has in byte b the code of tile column (32 / width) j + (8 / width) b + s. Quad (8
+// / width) j + s holds their operands.
 struct folded_heads {
-  alignas(64) std::int32_t quads[2][Heads][2][max_quads];  // plane, head, low and high byte
-  float unit[Heads];
-  float bias[Heads];
+  static constexpr int max_columns = 2 * heads_at_once;
+  static constexpr int max_quads = max_head_dim / 4;
+  alignas(64) std::int32_t quads[2][max_columns][max_quads];  // for each plane of codes
+  float unit[heads_at_once];
+  float bias[heads_at_once];
 };
 
-// Orders the operand bytes of `cols` columns, padded with zeros to a multiple of 32, into quads.
-template <int Width>
-KVARN_ALWAYS_INLINE void order_quads(const std::uint8_t* bytes, int cols, std::int32_t* quads) {
+// Orders the operand bytes of `cols` tile columns, padded with zeros to a multiple of 32, into
+// quads.
+KVARN_ALWAYS_INLINE void order_quads(const std::uint8_t* bytes, int cols, int width,
+                                     std::int32_t* quads) {
+  alignas(16) static constexpr std::uint8_t two[16] = {0, 4, 8,  12, 1, 5, 9,  13,
+                                                       2, 6, 10, 14, 3, 7, 11, 15};
+  alignas(16) static constexpr std::uint8_t four[16] = {0, 2,  4,  6,  1, 3,  5,  7,
+                                                        8, 10, 12, 14, 9, 11, 13, 15};
   auto* out = reinterpret_cast<std::uint8_t*>(quads);
-  if constexpr (Width == 1) {
+  if (width == 1) {
     for (int c = 0; c < cols; c += 32)
       for (int s = 0; s < 8; ++s)
         for (int b = 0; b < 4; ++b) out[c + 4 * s + b] = bytes[c + 8 * b + s];
   } else {
-    alignas(16) static constexpr std::uint8_t two[16] = {0, 4, 8,  12, 1, 5, 9,  13,
-                                                         2, 6, 10, 14, 3, 7, 11, 15};
-    alignas(16) static constexpr std::uint8_t four[16] = {0, 2,  4,  6,  1, 3,  5,  7,
-                                                          8, 10, 12, 14, 9, 11, 13, 15};
-    for (int c = 0; c < cols; c += 16) shuffle16(bytes + c, Width == 2 ? two : four, out + c);
+    for (int c = 0; c < cols; c += 16) shuffle16(bytes + c, width == 2 ? two : four, out + c);
   }
 }
 
-template <int Heads, int Parts>
-void fold_heads(const_tile_view tile, const float* const (&a)[Heads], folded_heads<Heads>& out) {
+// Folds the steps and zeros of a tile into `heads` vectors, a[h] + 0 .. cols - 1.
+inline void fold_heads(const_tile_view tile, const float* const* a, int heads,
+                       operand_precision precision, folded_heads& out) {
   const tile_layout& layout = tile.layout;
   const int cols = layout.cols();
-  alignas(64) float product[Heads][max_head_dim];
-  f32 largest[Heads];
-  f32 bias[Heads];
-  for (int h = 0; h < Heads; ++h) largest[h] = bias[h] = set1(0.0f);
-  for (int c = 0; c < cols; c += 16) {
-    const f32 step = decode_scales(tile.data + layout.step_offset() + c, layout.scale);
-    const f32 zero = load_half(tile.data + layout.zero_offset() + 2 * c);
-    for (int h = 0; h < Heads; ++h) {
-      const f32 x = load(a[h] + c);
-      const f32 folded = mul(x, step);
-      store(product[h] + c, folded);
-      largest[h] = max(largest[h], abs(folded));
-      bias[h] = fma(x, zero, bias[h]);
-    }
-  }
-  constexpr auto precision = Parts == 2 ? operand_precision::int16 : operand_precision::int8;
-  constexpr auto limit = static_cast<float>(max_operand(precision));
   constexpr int padding = 32;
-  alignas(64) std::uint8_t low[max_head_dim + padding];
-  alignas(64) std::uint8_t high[max_head_dim + padding];
-  if (layout.bits == 3) {
-    std::memset(low + cols, 0, padding);
-    std::memset(high + cols, 0, padding);
+  alignas(64) float step[max_head_dim];
+  alignas(64) float zero[max_head_dim];
+  alignas(64) float product[max_head_dim];
+  alignas(64) std::uint8_t bytes[2][max_head_dim + padding];
+  for (int c = 0; c < cols; c += 16) {
+    store(step + c, decode_scales(tile.data + layout.step_offset() + c, layout.scale));
+    store(zero + c, load_half(tile.data + layout.zero_offset() + 2 * c));
   }
-  for (int h = 0; h < Heads; ++h) {
-    const float magnitude = max_lane(largest[h]);
+  const int parts = precision == operand_precision::int16 ? 2 : 1;
+  const auto limit = static_cast<float>(max_operand(precision));
+  if (layout.bits == 3) {
+    std::memset(bytes[0] + cols, 0, padding);
+    std::memset(bytes[1] + cols, 0, padding);
+  }
+  for (int h = 0; h < heads; ++h) {
+    f32 largest = set1(0.0f);
+    f32 bias = set1(0.0f);
+    for (int c = 0; c < cols; c += 16) {
+      const f32 x = load(a[h] + c);
+      const f32 folded = mul(x, load(step + c));
+      store(product + c, folded);
+      largest = max(largest, abs(folded));
+      bias = fma(x, load(zero + c), bias);
+    }
+    const float magnitude = max_lane(largest);
     const bool nonzero = magnitude >= 0x1p-100f;
     const f32 inverse_unit = set1(nonzero ? limit / magnitude : 0.0f);
     out.unit[h] = nonzero ? magnitude / limit : 0.0f;
-    out.bias[h] = fold(bias[h]);
+    out.bias[h] = fold(bias);
     for (int c = 0; c < cols; c += 16) {
-      // The integer stands in the low 16 bits of value * inverse_unit + 1.5 * 2^23.
-      const i32 value = bits(fma(load(product[h] + c), inverse_unit, set1(12582912.0f)));
-      store_u8(low + c, value);
-      if constexpr (Parts == 2) store_u8(high + c, shift_right<8>(add(value, set1_i32(128))));
+      // The integer stands in the low 16 bits of product * inverse_unit + 1.5 * 2^23.
+      const i32 value = bits(fma(load(product + c), inverse_unit, set1(12582912.0f)));
+      store_u8(bytes[0] + c, value);
+      if (parts == 2) store_u8(bytes[1] + c, shift_right<8>(add(value, set1_i32(128))));
     }
-    for (int part = 0; part < Parts; ++part) {
-      const std::uint8_t* bytes = part == 0 ? low : high;
-      if (layout.bits == 4) {
-        order_quads<4>(bytes, cols, out.quads[0][h][part]);
-      } else {
-        order_quads<2>(bytes, cols, out.quads[0][h][part]);
-        if (layout.bits == 3) order_quads<1>(bytes, cols, out.quads[1][h][part]);
-      }
-    }
+    for (int p = 0; p < parts; ++p)
+      for (int plane = 0; plane < layout.planes(); ++plane)
+        order_quads(bytes[p], cols, layout.plane_bits(plane), out.quads[plane][parts * h + p]);
   }
 }
 
-// For Blocks * rows_at_once rows of a plane: sums[h][r] = or += (sum of code * operand of head h)
-// << Shift, exact integers. (Shift 0 is the first plane, which sets.) Prefetches the bytes `ahead`
-// of those it reads.
-template <int Width, int Shift, int Heads, int Parts, int Blocks>
-KVARN_ALWAYS_INLINE void sum_rows(const std::byte* codes, std::size_t stride, int word_count,
-                                  std::ptrdiff_t ahead,
-                                  const std::int32_t (&quads)[Heads][2][max_quads],
+// Exact integers for Blocks * rows_at_once rows of a plane: sums[column][row] = the sum of code *
+// operand, plus sums[column][row] before where the plane is not the first, whose codes are worth
+// 2^shift. Prefetches the bytes `ahead` of those it reads.
+template <int Columns, int Blocks>
+KVARN_ALWAYS_INLINE void sum_rows(const std::byte* codes, std::size_t stride, int width, int shift,
+                                  std::ptrdiff_t ahead, const std::int32_t* quads,
                                   std::int32_t* sums) {
-  constexpr int shifts = 8 / Width;
-  constexpr int flush_words = dots_before_flush<Width> / shifts;
-  static_assert(flush_words >= 1);
-  const words mask = broadcast_words(0x01010101 * ((1 << Width) - 1));
-  dot_sum sum[Blocks][Heads][Parts];
-  words total[Blocks][Heads][Parts];
+  const words mask = broadcast_words(0x01010101 * ((1 << width) - 1));
+  const words next_code = broadcast_words(width);
+  const int shifts = 8 / width;
+  const int word_count = static_cast<int>((stride + 3) / 4);
+  dot_sum sum[Blocks][Columns];
+  words total[Blocks][Columns];
   KVARN_UNROLL
   for (int i = 0; i < Blocks; ++i) KVARN_UNROLL
-  for (int h = 0; h < Heads; ++h) KVARN_UNROLL
-  for (int p = 0; p < Parts; ++p) {
-    sum[i][h][p] = no_dots();
-    if constexpr (flush_words < max_quads) total[i][h][p] = broadcast_words(0);
+  for (int c = 0; c < Columns; ++c) {
+    sum[i][c] = no_dots();
+    if constexpr (dots_need_flush) total[i][c] = broadcast_words(0);
   }
-
   for (std::size_t i = 0; i < stride * Blocks * rows_at_once; i += cache_line)
     prefetch(codes + ahead + i);
+
+  const std::int32_t* quad = quads;
   for (int first = 0; first < word_count; first += words_at_once) {
     const int count = word_count - first < words_at_once ? word_count - first : words_at_once;
     words w[Blocks][words_at_once];
@@ -139,78 +126,105 @@ KVARN_ALWAYS_INLINE void sum_rows(const std::byte* codes, std::size_t stride, in
     for (int i = 0; i < Blocks; ++i)
       load_words(codes + stride * static_cast<std::size_t>(i * rows_at_once) + 4 * first, stride,
                  count, w[i]);
+    int unflushed = 0;
     for (int j = 0; j < count; ++j) {
       words word[Blocks];
       KVARN_UNROLL
       for (int i = 0; i < Blocks; ++i) word[i] = w[i][j];
-      const std::int32_t* const quad = quads[0][0] + (first + j) * shifts;
-      KVARN_UNROLL
-      for (int s = 0; s < shifts; ++s) KVARN_UNROLL
-      for (int i = 0; i < Blocks; ++i) {
-        const words code = bit_and(word[i], mask);
-        word[i] = shift_right<Width>(word[i]);
+      for (int s = 0; s < shifts; ++s) {
         KVARN_UNROLL
-        for (int h = 0; h < Heads; ++h) KVARN_UNROLL
-        for (int p = 0; p < Parts; ++p) dot(sum[i][h][p], code, quad + (2 * h + p) * max_quads + s);
+        for (int i = 0; i < Blocks; ++i) {
+          const words code = bit_and(word[i], mask);
+          word[i] = shift_right(word[i], next_code);
+          KVARN_UNROLL
+          for (int c = 0; c < Columns; ++c)
+            dot(sum[i][c], code, quad + c * folded_heads::max_quads);
+        }
+        ++quad;
       }
-      if constexpr (flush_words < max_quads)
-        if (j % flush_words == flush_words - 1 || j == count - 1) {
+      if constexpr (dots_need_flush) {
+        unflushed += shifts;
+        if (unflushed + shifts > dots_before_flush(width) || j == count - 1) {
+          unflushed = 0;
           KVARN_UNROLL
           for (int i = 0; i < Blocks; ++i) KVARN_UNROLL
-          for (int h = 0; h < Heads; ++h) KVARN_UNROLL
-          for (int p = 0; p < Parts; ++p) {
-            total[i][h][p] = add(total[i][h][p], flush(sum[i][h][p]));
-            sum[i][h][p] = no_dots();
+          for (int c = 0; c < Columns; ++c) {
+            total[i][c] = add(total[i][c], flush(sum[i][c]));
+            sum[i][c] = no_dots();
           }
         }
+      }
     }
+    (void)unflushed;
   }
   KVARN_UNROLL
   for (int i = 0; i < Blocks; ++i) KVARN_UNROLL
-  for (int h = 0; h < Heads; ++h) {
-    if constexpr (flush_words >= max_quads) KVARN_UNROLL
-    for (int p = 0; p < Parts; ++p) total[i][h][p] = flush(sum[i][h][p]);
-    words result = total[i][h][0];
-    if constexpr (Parts == 2) result = add(result, shift_left<8>(total[i][h][1]));
-    std::int32_t* const out = sums + h * max_head_dim + i * rows_at_once;
-    if constexpr (Shift != 0) result = add(load_words(out), shift_left<Shift>(result));
+  for (int c = 0; c < Columns; ++c) {
+    words result = dots_need_flush ? total[i][c] : flush(sum[i][c]);
+    std::int32_t* const out = sums + c * max_head_dim + i * rows_at_once;
+    if (shift != 0) result = add(load_words(out), shift_left(result, broadcast_words(shift)));
     store_words(out, result);
   }
 }
 
-template <int Width, int Shift, int Heads, int Parts>
+template <int Columns>
 void sum_plane(const_tile_view tile, int plane, int rows, std::ptrdiff_t ahead,
-               const std::int32_t (&quads)[Heads][2][max_quads], std::int32_t* sums) {
+               const std::int32_t* quads, std::int32_t* sums) {
   // As many blocks of rows at once as keep enough independent sums in flight.
-  constexpr int wanted = dot_accumulators / (Heads * Parts);
+  constexpr int wanted = dot_accumulators / Columns;
   constexpr int blocks = wanted >= 4 ? 4 : wanted >= 2 ? 2 : 1;
-  constexpr int step = blocks * rows_at_once;
   const std::size_t stride = tile.layout.plane_row_bytes(plane);
   const std::byte* codes = tile.data + tile.layout.plane_offset(plane);
-  const int word_count = static_cast<int>((stride + 3) / 4);
+  const int width = tile.layout.plane_bits(plane);
+  const int shift = tile.layout.plane_shift(plane);
   int row = 0;
-  for (; row + step <= rows; row += step)
-    sum_rows<Width, Shift, Heads, Parts, blocks>(codes + stride * static_cast<std::size_t>(row),
-                                                 stride, word_count, ahead, quads, sums + row);
-  for (; row < rows; row += rows_at_once)
-    sum_rows<Width, Shift, Heads, Parts, 1>(codes + stride * static_cast<std::size_t>(row), stride,
-                                            word_count, ahead, quads, sums + row);
+  for (; row + blocks * rows_at_once <= rows; row += blocks * rows_at_once)
+    sum_rows<Columns, blocks>(codes + stride * static_cast<std::size_t>(row), stride, width, shift,
+                              ahead, quads, sums + row);
+  if constexpr (blocks > 1)
+    for (; row < rows; row += rows_at_once)
+      sum_rows<Columns, 1>(codes + stride * static_cast<std::size_t>(row), stride, width, shift,
+                           ahead, quads, sums + row);
 }
 
-// The integer sums of kvarn::tile_product for `rows` rows, a multiple of 16.
-template <int Heads, int Parts>
-void sum_codes(const_tile_view tile, int rows, const std::byte* next,
-               const folded_heads<Heads>& operands, std::int32_t (&sums)[Heads][max_head_dim]) {
+// sums[column][row] for `rows` rows, a multiple of 16: the sum of code * operand, exactly. `next`
+// is the record to be read after this one.
+inline void sum_codes(const_tile_view tile, int rows, const std::byte* next,
+                      const folded_heads& operands, int columns,
+                      std::int32_t (*sums)[max_head_dim]) {
   const std::ptrdiff_t ahead = next - tile.data;
   for (std::size_t i = tile.layout.zero_offset(); i < tile.layout.record_bytes(); i += cache_line)
     prefetch(next + i);
-  if (tile.layout.bits == 4) {
-    sum_plane<4, 0, Heads, Parts>(tile, 0, rows, ahead, operands.quads[0], sums[0]);
-    return;
-  }
-  sum_plane<2, 0, Heads, Parts>(tile, 0, rows, ahead, operands.quads[0], sums[0]);
-  if (tile.layout.bits == 3)
-    sum_plane<1, 2, Heads, Parts>(tile, 1, rows, ahead, operands.quads[1], sums[0]);
+  for (int plane = 0; plane < tile.layout.planes(); ++plane)
+    for (int c = 0; c < columns;) {
+      const std::int32_t* const quads = operands.quads[plane][c];
+      const int left = columns - c;
+      if (left >= 8) {
+        sum_plane<8>(tile, plane, rows, ahead, quads, sums[c]);
+        c += 8;
+      } else if (left >= 6) {
+        sum_plane<6>(tile, plane, rows, ahead, quads, sums[c]);
+        c += 6;
+      } else if (left >= 4) {
+        sum_plane<4>(tile, plane, rows, ahead, quads, sums[c]);
+        c += 4;
+      } else if (left >= 2) {
+        sum_plane<2>(tile, plane, rows, ahead, quads, sums[c]);
+        c += 2;
+      } else {
+        sum_plane<1>(tile, plane, rows, ahead, quads, sums[c]);
+        c += 1;
+      }
+    }
+}
+
+// The sum of head h over 16 rows from its column or columns.
+KVARN_ALWAYS_INLINE f32 head_sum(const std::int32_t (*sums)[max_head_dim], int h, int parts,
+                                 int row) {
+  if (parts == 1) return to_float(load_i32(sums[h] + row));
+  const i32 low = load_i32(sums[2 * h] + row);
+  const i32 high = load_i32(sums[2 * h + 1] + row);
+  return to_float(add(low, shift_left<8>(high)));
 }
 
 KVARN_ALWAYS_INLINE f32 soft_capped(f32 score, float cap) {
@@ -240,15 +254,16 @@ KVARN_ALWAYS_INLINE float weigh(float* scores, int first, int end, int group, fl
   return maximum;
 }
 
-// Takes `Heads` query rows through one group, as kvarn::detail::attend_sealed, and prefetches
+// Takes up to heads_at_once rows through one group, as scalar::attend_sealed, and prefetches
 // `next`.
-template <int Heads, int Parts>
-void attend_group(const cache_format& format, const sealed_group& group, const sealed_group& next,
-                  float soft_cap, attention_row* rows) {
-  int first[Heads];
-  int end[Heads];
+inline void attend_group(const cache_format& format, const sealed_group& group,
+                         const sealed_group& next, float cap, operand_precision precision,
+                         attention_row* rows, int heads) {
+  const int parts = precision == operand_precision::int16 ? 2 : 1;
+  int first[heads_at_once];
+  int end[heads_at_once];
   int last = 0;
-  for (int h = 0; h < Heads; ++h) {
+  for (int h = 0; h < heads; ++h) {
     const visible_range visible(rows[h], group.position, group.count);
     first[h] = visible.first;
     end[h] = visible.end;
@@ -258,80 +273,50 @@ void attend_group(const cache_format& format, const sealed_group& group, const s
 
   const const_tile_view keys{group.keys, format.key_layout()};
   const const_tile_view values{group.values, format.value_layout()};
-  alignas(64) std::int32_t sums[Heads][max_head_dim];
-  alignas(64) float scores[Heads][max_group];
-  folded_heads<Heads> operands;
-  const float* inputs[Heads];
+  alignas(64) std::int32_t sums[folded_heads::max_columns][max_head_dim];
+  alignas(64) float scores[heads_at_once][max_group];
+  alignas(64) float scale[max_head_dim];
+  folded_heads operands;
+  const float* inputs[heads_at_once];
+  for (int h = 0; h < heads; ++h) inputs[h] = rows[h].query;
 
-  for (int h = 0; h < Heads; ++h) inputs[h] = rows[h].query;
-  fold_heads<Heads, Parts>(keys, inputs, operands);
   const int scored = (last + 15) / 16 * 16;
-  sum_codes<Heads, Parts>(keys, scored, next.keys, operands, sums);
-  for (int t = 0; t < scored; t += 16) {
-    const f32 scale = decode_scales(keys.data + keys.layout.scale_offset() + t, format.scale);
-    for (int h = 0; h < Heads; ++h) {
-      const f32 sum = to_float(load_i32(sums[h] + t));
-      store(scores[h] + t, mul(scale, fma(sum, set1(operands.unit[h]), set1(operands.bias[h]))));
-    }
-  }
-
-  float weight_sum[Heads];
-  float maximum[Heads];
-  for (int h = 0; h < Heads; ++h) {
-    maximum[h] = minus_infinity;
-    weight_sum[h] = 0.0f;
-    if (first[h] < end[h])
-      maximum[h] = weigh(scores[h], first[h], end[h], format.group, soft_cap, weight_sum[h]);
-    else
-      std::memset(scores[h], 0, sizeof(scores[h]));
+  fold_heads(keys, inputs, heads, precision, operands);
+  sum_codes(keys, scored, next.keys, operands, parts * heads, sums);
+  for (int t = 0; t < scored; t += 16)
+    store(scale + t, decode_scales(keys.data + keys.layout.scale_offset() + t, format.scale));
+  float weight_sum[heads_at_once];
+  float maximum[heads_at_once];
+  for (int h = 0; h < heads; ++h) {
     inputs[h] = scores[h];
-  }
-
-  fold_heads<Heads, Parts>(values, inputs, operands);
-  sum_codes<Heads, Parts>(values, format.value_head_dim, next.values, operands, sums);
-  f32 rescale[Heads];
-  f32 unit[Heads];
-  f32 bias[Heads];
-  for (int h = 0; h < Heads; ++h) {
-    if (first[h] >= end[h]) continue;
-    const softmax_join join = join_maxima(rows[h].maximum, maximum[h]);
-    rows[h].maximum = join.maximum;
-    rows[h].sum = std::fma(rows[h].sum, join.first, weight_sum[h] * join.second);
-    rescale[h] = set1(join.first);
-    unit[h] = set1(operands.unit[h] * join.second);
-    bias[h] = set1(operands.bias[h] * join.second);
-  }
-  for (int d = 0; d < format.value_head_dim; d += 16) {
-    const f32 scale = decode_scales(values.data + values.layout.scale_offset() + d, format.scale);
-    for (int h = 0; h < Heads; ++h) {
-      if (first[h] >= end[h]) continue;
-      const f32 product = mul(scale, fma(to_float(load_i32(sums[h] + d)), unit[h], bias[h]));
-      store(rows[h].values + d, fma(load(rows[h].values + d), rescale[h], product));
+    if (first[h] >= end[h]) {
+      std::memset(scores[h], 0, sizeof(scores[h]));
+      continue;
     }
+    const f32 unit = set1(operands.unit[h]);
+    const f32 bias = set1(operands.bias[h]);
+    for (int t = 0; t < scored; t += 16)
+      store(scores[h] + t, mul(load(scale + t), fma(head_sum(sums, h, parts, t), unit, bias)));
+    maximum[h] = weigh(scores[h], first[h], end[h], format.group, cap, weight_sum[h]);
   }
-}
 
-template <int Parts>
-void attend_groups(const cache_format& format, const sealed_group* groups, std::size_t count,
-                   float soft_cap, attention_row* rows, int row_count) {
-  for (std::size_t g = 0; g < count; ++g) {
-    const sealed_group& group = groups[g];
-    const sealed_group& next = groups[g + 1 < count ? g + 1 : g];
-    int row = 0;
-    for (; row + 4 <= row_count; row += 4)
-      attend_group<4, Parts>(format, group, next, soft_cap, rows + row);
-    switch (row_count - row) {
-      case 1:
-        attend_group<1, Parts>(format, group, next, soft_cap, rows + row);
-        break;
-      case 2:
-        attend_group<2, Parts>(format, group, next, soft_cap, rows + row);
-        break;
-      case 3:
-        attend_group<3, Parts>(format, group, next, soft_cap, rows + row);
-        break;
-      default:
-        break;
+  const int dim = format.value_head_dim;
+  fold_heads(values, inputs, heads, precision, operands);
+  sum_codes(values, dim, next.values, operands, parts * heads, sums);
+  for (int d = 0; d < dim; d += 16)
+    store(scale + d, decode_scales(values.data + values.layout.scale_offset() + d, format.scale));
+  for (int h = 0; h < heads; ++h) {
+    if (first[h] >= end[h]) continue;
+    attention_row& row = rows[h];
+    const softmax_join join = join_maxima(row.maximum, maximum[h]);
+    row.maximum = join.maximum;
+    row.sum = std::fma(row.sum, join.first, weight_sum[h] * join.second);
+    const f32 rescale = set1(join.first);
+    const f32 unit = set1(operands.unit[h] * join.second);
+    const f32 bias = set1(operands.bias[h] * join.second);
+    for (int d = 0; d < dim; d += 16) {
+      const f32 product = mul(load(scale + d), fma(head_sum(sums, h, parts, d), unit, bias));
+      store(row.values + d, fma(load(row.values + d), rescale, product));
     }
   }
 }
@@ -340,19 +325,16 @@ void attend_groups(const cache_format& format, const sealed_group* groups, std::
 inline void attend_sealed(const cache_format& format, const sealed_group* groups, std::size_t count,
                           float cap, operand_precision precision, attention_row* rows,
                           int row_count) {
-  if (precision == operand_precision::int16)
-    attend_groups<2>(format, groups, count, cap, rows, row_count);
-  else
-    attend_groups<1>(format, groups, count, cap, rows, row_count);
+  for (std::size_t g = 0; g < count; ++g) {
+    const sealed_group& next = groups[g + 1 < count ? g + 1 : g];
+    for (int row = 0; row < row_count; row += heads_at_once) {
+      const int heads = row_count - row < heads_at_once ? row_count - row : heads_at_once;
+      attend_group(format, groups[g], next, cap, precision, rows + row, heads);
+    }
+  }
 }
 
-// Sixteen channels of a token as floats; `p` is at least 16 elements.
-KVARN_ALWAYS_INLINE f32 load_channels(const float* p) { return load(p); }
-KVARN_ALWAYS_INLINE f32 load_channels(const float16* p) { return load_half(p); }
-KVARN_ALWAYS_INLINE f32 load_channels(const bfloat16* p) {
-  return from_bits(shift_left<16>(load_u16(p)));
-}
-
+// Sixteen channels of a token as floats.
 template <class T>
 KVARN_ALWAYS_INLINE f32 load_channels(tokens_view<const T> tokens, int token, int channel) {
   if (tokens.channel_stride == 1)

@@ -81,6 +81,9 @@ KVARN_ALWAYS_INLINE i32 select_less(i32 a, i32 b, i32 x, i32 y) {
   return {_mm512_mask_blend_epi32(_mm512_cmplt_epi32_mask(a.v, b.v), y.v, x.v)};
 }
 KVARN_ALWAYS_INLINE bool any_less(i32 a, i32 b) { return _mm512_cmplt_epi32_mask(a.v, b.v) != 0; }
+KVARN_ALWAYS_INLINE int count_less(i32 a, i32 b) {
+  return __builtin_popcount(_mm512_cmplt_epi32_mask(a.v, b.v));
+}
 
 // 16 bytes or 16-bit numbers to lanes, filled with zeros; and the low bits of lanes back.
 KVARN_ALWAYS_INLINE i32 load_u8(const void* p) {
@@ -115,32 +118,53 @@ KVARN_ALWAYS_INLINE float fold(f32 a) {
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
-// Lane i: fold(r[i]).
-KVARN_ALWAYS_INLINE f32 fold_each(const f32 (&r)[16]) {
-  __m512 s[8];
+KVARN_ALWAYS_INLINE float max_lane(f32 a) { return _mm512_reduce_max_ps(a.v); }
+KVARN_ALWAYS_INLINE float min_lane(f32 a) { return _mm512_reduce_min_ps(a.v); }
+
+enum class reduction { sum, minimum, maximum };
+template <reduction Kind>
+KVARN_ALWAYS_INLINE __m512 reduce_pair(__m512 a, __m512 b) {
+  if constexpr (Kind == reduction::sum) return _mm512_add_ps(a, b);
+  if constexpr (Kind == reduction::minimum) return _mm512_min_ps(a, b);
+  if constexpr (Kind == reduction::maximum) return _mm512_max_ps(a, b);
+}
+template <reduction Kind>
+KVARN_ALWAYS_INLINE f32 reduce_each(const f32 (&r)[16]) {
+  // Each level joins the halves of two vectors: (a low, b high) with (a high, b low).
+  __m512 t[8];
   KVARN_UNROLL
   for (int i = 0; i < 8; ++i)
-    s[i] = _mm512_add_ps(_mm512_shuffle_f32x4(r[i].v, r[i + 8].v, 0x44),
-                         _mm512_shuffle_f32x4(r[i].v, r[i + 8].v, 0xee));
+    t[i] = reduce_pair<Kind>(_mm512_mask_blend_ps(0xff00, r[i].v, r[i + 8].v),
+                             _mm512_shuffle_f32x4(r[i].v, r[i + 8].v, 0x4e));
+  const __m512i swap4 =
+      _mm512_setr_epi32(4, 5, 6, 7, 16, 17, 18, 19, 12, 13, 14, 15, 24, 25, 26, 27);
   KVARN_UNROLL
   for (int i = 0; i < 4; ++i)
-    s[i] = _mm512_add_ps(_mm512_shuffle_f32x4(s[i], s[i + 4], 0x88),
-                         _mm512_shuffle_f32x4(s[i], s[i + 4], 0xdd));
+    t[i] = reduce_pair<Kind>(_mm512_mask_blend_ps(0xf0f0, t[i], t[i + 4]),
+                             _mm512_permutex2var_ps(t[i], swap4, t[i + 4]));
   KVARN_UNROLL
   for (int i = 0; i < 2; ++i) {
-    const __m512d a = _mm512_castps_pd(s[i]);
-    const __m512d b = _mm512_castps_pd(s[i + 2]);
-    s[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
-                         _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    const __m512d a = _mm512_castps_pd(t[i]);
+    const __m512d b = _mm512_castps_pd(t[i + 2]);
+    t[i] = reduce_pair<Kind>(_mm512_mask_blend_ps(0xcccc, t[i], t[i + 2]),
+                             _mm512_castpd_ps(_mm512_shuffle_pd(a, b, 0x55)));
   }
-  const __m512 sums =
-      _mm512_add_ps(_mm512_shuffle_ps(s[0], s[1], 0x88), _mm512_shuffle_ps(s[0], s[1], 0xdd));
-  // 128-bit lane q, element k holds row {0, 8, 4, 12}[q] + {0, 2, 1, 3}[k].
-  const __m512i order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
-  return {_mm512_permutexvar_ps(order, sums)};
+  const __m512i swap1 =
+      _mm512_setr_epi32(1, 16, 3, 18, 5, 20, 7, 22, 9, 24, 11, 26, 13, 28, 15, 30);
+  return {reduce_pair<Kind>(_mm512_mask_blend_ps(0xaaaa, t[0], t[1]),
+                            _mm512_permutex2var_ps(t[0], swap1, t[1]))};
 }
-KVARN_ALWAYS_INLINE float max_lane(f32 a) { return _mm512_reduce_max_ps(a.v); }
+// Lane i: fold(r[i]), the minimum and the maximum of the lanes of r[i].
+KVARN_ALWAYS_INLINE f32 fold_each(const f32 (&r)[16]) { return reduce_each<reduction::sum>(r); }
+KVARN_ALWAYS_INLINE f32 min_each(const f32 (&r)[16]) { return reduce_each<reduction::minimum>(r); }
+KVARN_ALWAYS_INLINE f32 max_each(const f32 (&r)[16]) { return reduce_each<reduction::maximum>(r); }
 
+// 1 in the lanes whose index lacks the bit Half, -1 in the others.
+template <int Half>
+KVARN_ALWAYS_INLINE __m512 butterfly_signs() {
+  constexpr __mmask16 upper = Half == 1 ? 0xaaaa : Half == 2 ? 0xcccc : Half == 4 ? 0xf0f0 : 0xff00;
+  return _mm512_mask_blend_ps(upper, _mm512_set1_ps(1.0f), _mm512_set1_ps(-1.0f));
+}
 // One stage of the Hadamard transform within lanes: (a, b) -> (a + b, a - b) at distance Half.
 template <int Half>
 KVARN_ALWAYS_INLINE f32 butterfly(f32 a) {
@@ -150,9 +174,13 @@ KVARN_ALWAYS_INLINE f32 butterfly(f32 a) {
   if constexpr (Half == 2) other = _mm512_permute_ps(a.v, 0x4e);
   if constexpr (Half == 4) other = _mm512_shuffle_f32x4(a.v, a.v, 0xb1);
   if constexpr (Half == 8) other = _mm512_shuffle_f32x4(a.v, a.v, 0x4e);
-  constexpr __mmask16 upper = Half == 1 ? 0xaaaa : Half == 2 ? 0xcccc : Half == 4 ? 0xf0f0 : 0xff00;
-  // other + a in the lower lane, other - a in the upper one.
-  return {_mm512_mask_sub_ps(_mm512_add_ps(other, a.v), upper, other, a.v)};
+  return {_mm512_fmadd_ps(a.v, butterfly_signs<Half>(), other)};
+}
+// butterfly<1>(load(p)): loads that duplicate lanes cost no shuffle.
+KVARN_ALWAYS_INLINE f32 load_butterfly(const float* p) {
+  const __m512 even = _mm512_moveldup_ps(_mm512_loadu_ps(p));
+  const __m512 odd = _mm512_movehdup_ps(_mm512_loadu_ps(p));
+  return {_mm512_fmadd_ps(odd, butterfly_signs<1>(), even)};
 }
 
 // Lane i of vector j to lane j of vector i.
@@ -193,6 +221,13 @@ inline constexpr int words_at_once = 8;
 using words = i32;
 KVARN_ALWAYS_INLINE words broadcast_words(std::int32_t x) { return set1_i32(x); }
 KVARN_ALWAYS_INLINE words load_words(const std::int32_t* p) { return load_i32(p); }
+// Each lane by its own count.
+KVARN_ALWAYS_INLINE words shift_right(words a, words count) {
+  return {_mm512_srlv_epi32(a.v, count.v)};
+}
+KVARN_ALWAYS_INLINE words shift_left(words a, words count) {
+  return {_mm512_sllv_epi32(a.v, count.v)};
+}
 KVARN_ALWAYS_INLINE void store_words(std::int32_t* p, words a) { _mm512_storeu_si512(p, a.v); }
 
 // Words first .. first + count - 1 of 16 rows that are `stride` bytes apart; count <=
@@ -230,6 +265,75 @@ KVARN_ALWAYS_INLINE void load_words(const std::byte* first, std::size_t stride, 
   }
 }
 
+// The inverse: the first `bytes` (at most 32) bytes of 8 words of 16 rows.
+KVARN_ALWAYS_INLINE void store_rows(std::byte* first, std::size_t stride, int bytes,
+                                    const words (&in)[words_at_once]) {
+  __m512i u[8];
+  KVARN_UNROLL
+  for (int i = 0; i < 8; i += 2) {
+    u[i] = _mm512_unpacklo_epi32(in[i].v, in[i + 1].v);
+    u[i + 1] = _mm512_unpackhi_epi32(in[i].v, in[i + 1].v);
+  }
+  // t[k]: words 0 .. 3 of rows k, k + 4, k + 8, k + 12; t[k + 4]: words 4 .. 7.
+  __m512i t[8];
+  KVARN_UNROLL
+  for (int i = 0; i < 8; i += 4) KVARN_UNROLL
+  for (int k = 0; k < 2; ++k) {
+    t[i + 2 * k] = _mm512_unpacklo_epi64(u[i + k], u[i + 2 + k]);
+    t[i + 2 * k + 1] = _mm512_unpackhi_epi64(u[i + k], u[i + 2 + k]);
+  }
+  const __m512i low_rows = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+  const __m512i high_rows = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+  const auto mask = static_cast<__mmask32>((std::uint64_t{1} << bytes) - 1u);
+  KVARN_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    const __m512i low = _mm512_permutex2var_epi64(t[k], low_rows, t[k + 4]);
+    const __m512i high = _mm512_permutex2var_epi64(t[k], high_rows, t[k + 4]);
+    std::byte* const row = first + static_cast<std::size_t>(k) * stride;
+    _mm256_mask_storeu_epi8(row, mask, _mm512_castsi512_si256(low));
+    _mm256_mask_storeu_epi8(row + 4 * stride, mask, _mm512_extracti64x4_epi64(low, 1));
+    _mm256_mask_storeu_epi8(row + 8 * stride, mask, _mm512_castsi512_si256(high));
+    _mm256_mask_storeu_epi8(row + 12 * stride, mask, _mm512_extracti64x4_epi64(high, 1));
+  }
+}
+
+// word << Width, and the low Width bits of x in the place that this frees.
+template <int Width>
+KVARN_ALWAYS_INLINE i32 append(i32 word, i32 x) {
+  const __m512i mask = _mm512_set1_epi32((1 << Width) - 1);
+  return {_mm512_ternarylogic_epi32(_mm512_slli_epi32(word.v, Width), x.v, mask, 0xf8)};
+}
+
+// 16 packed codes of 2, 3 or 4 bits as numbers, from the plane of 4 bits, or from those of 2 and of
+// 1 bit.
+template <int Bits>
+KVARN_ALWAYS_INLINE f32 load_codes(const std::byte* low, [[maybe_unused]] const std::byte* high) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  // The lookup takes the low 4 bits of its index: no mask, no conversion.
+  constexpr int period = (1 << Bits) - 1;
+  const __m512 number = _mm512_cvtepi32_ps(_mm512_and_si512(lane, _mm512_set1_epi32(period)));
+  std::int32_t word;
+  std::memcpy(&word, low, sizeof(word));
+  __m512i index = _mm512_set1_epi32(word);
+  if constexpr (Bits == 4) {
+    std::memcpy(&word, low + sizeof(word), sizeof(word));
+    index = _mm512_mask_set1_epi32(index, 0xff00, word);
+    const __m512i shift =
+        _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    index = _mm512_srlv_epi32(index, shift);
+  } else {
+    index = _mm512_srlv_epi32(index, _mm512_add_epi32(lane, lane));
+    if constexpr (Bits == 3) {
+      std::uint16_t bits;
+      std::memcpy(&bits, high, sizeof(bits));
+      const __m512i top = _mm512_srlv_epi32(_mm512_set1_epi32(bits << 2), lane);
+      index =
+          _mm512_ternarylogic_epi32(_mm512_set1_epi32(3), index, top, 0xca);  // mask ? low : top
+    }
+  }
+  return {_mm512_permutexvar_ps(index, number)};
+}
+
 KVARN_ALWAYS_INLINE void prefetch(const std::byte* p) {
   _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
 }
@@ -239,8 +343,9 @@ struct dot_sum {
   __m512i v;
 };
 inline constexpr int dot_accumulators = 16;
-template <int CodeBits>
-inline constexpr int dots_before_flush = 1 << 20;
+inline constexpr int heads_at_once = 4;
+inline constexpr bool dots_need_flush = false;
+constexpr int dots_before_flush(int) { return max_head_dim; }
 KVARN_ALWAYS_INLINE dot_sum no_dots() { return {_mm512_setzero_si512()}; }
 KVARN_ALWAYS_INLINE void dot(dot_sum& sum, words codes, const std::int32_t* operand) {
   // Written out for the broadcast memory operand, which g++ 12 does not form: it spends a register
@@ -259,8 +364,13 @@ KVARN_ALWAYS_INLINE void shuffle16(const std::uint8_t* p, const std::uint8_t* pa
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_shuffle_epi8(bytes, order));
 }
 
+// In this order: later ones use earlier ones.
+// clang-format off
+#include "number_kernels.inl"
+#include "hadamard_kernels.inl"
 #include "attention_kernels.inl"
 #include "kernels.inl"
+// clang-format on
 
 }  // namespace avx512
 }  // namespace KVARN_ISA_NAMESPACE

@@ -17,6 +17,7 @@
 #include "../codec/hadamard.hpp"
 #include "../codec/query_moment.hpp"
 #include "../codec/round_columns.hpp"
+#include "../codec/tile_codec.hpp"
 #include "../codec/tokens.hpp"
 #include "../codec/variance_normalize.hpp"
 #include "../config.hpp"
