@@ -11,7 +11,9 @@
 #include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <ostream>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -271,6 +273,8 @@ struct refusal {
   std::function<void(const fs::path&, kvarn_demo::head)> break_folder;
   std::vector<std::string> message;  // parts that it must have
 };
+
+void PrintTo(const refusal& r, std::ostream* out) { *out << r.name; }
 
 class DemoRefuses : public testing::TestWithParam<refusal> {};
 
