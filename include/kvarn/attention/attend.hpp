@@ -22,10 +22,10 @@ namespace kvarn {
 // [0, group]; options.softmax_scale > 0.
 template <class Q, class T, class O>
 struct attention_task {
-  attention_queries<Q> queries;
-  attention_memory<T> memory;
-  attention_options options;
-  tokens_view<O> out;
+  attention_queries<Q> queries = {};
+  attention_memory<T> memory = {};
+  attention_options options = {};
+  tokens_view<O> out = {};
   float* lse = nullptr;
 
   int row_count() const { return queries.tokens * queries.heads; }

@@ -24,8 +24,8 @@ inline constexpr int groups_per_chunk = 8;
 // Tokens kept exact, their keys and values rotated. Any count.
 template <class T>
 struct exact_tokens {
-  tokens_view<const T> keys;
-  tokens_view<const T> values;
+  tokens_view<const T> keys = {};
+  tokens_view<const T> values = {};
   std::int64_t position = 0;  // of the first token
   int count = 0;
 };
@@ -41,17 +41,17 @@ struct sealed_group {
 // What one KV head has stored of a sequence. Positions ascend from the sink to the tail.
 template <class T>
 struct attention_memory {
-  cache_format format;
-  exact_tokens<T> sink;
-  std::span<const sealed_group> sealed;
-  exact_tokens<T> tail;
+  cache_format format = {};
+  exact_tokens<T> sink = {};
+  std::span<const sealed_group> sealed = {};
+  exact_tokens<T> tail = {};
 };
 
 // `tokens` consecutive query tokens with `heads` query heads each, all of which share the KV head.
 // Vector (token, head) is the view's token number token * heads + head.
 template <class T>
 struct attention_queries {
-  tokens_view<const T> vectors;
+  tokens_view<const T> vectors = {};
   int tokens = 1;
   int heads = 1;
   std::int64_t position = 0;  // of the first query token

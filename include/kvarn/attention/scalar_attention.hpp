@@ -147,7 +147,7 @@ void attend_exact(const cache_format& format, const exact_tokens<T>& tokens, flo
 
 // Lets a learned logit (in nats) take part in the softmax without a value.
 inline void join_sink_logit(attention_row& row, float logit, int dim) {
-  const softmax_join join = join_maxima(row.maximum, logit * log2_e);
+  const softmax_join join = join_maxima(row.maximum, rounded(logit * log2_e));
   row.maximum = join.maximum;
   row.sum = std::fma(row.sum, join.first, join.second);
   for (int d = 0; d < dim; ++d) row.values[d] = rounded(row.values[d] * join.first);
