@@ -1,8 +1,10 @@
 // One function, compiled for two instruction sets, that uses the library in its own translation
 // unit. LINK_UNIT is its name. What it calls here is what symbols.sh can check: add a call for
 // every part of the library that has functions.
+#include <cstddef>
 #include <cstdint>
 #include <kvarn/kvarn.hpp>
+#include <vector>
 
 std::uint64_t LINK_UNIT();
 
@@ -15,6 +17,52 @@ std::uint64_t LINK_UNIT() {
     add(kvarn::float16(value).bits);
     add(kvarn::ue5m3(value).bits);
     add(kvarn::e4m3(value).bits);
+  }
+
+  // One tile each of keys and values by every encoder, their tokens again, and attention to them.
+  constexpr kvarn::cache_format format{.key_head_dim = 80, .value_head_dim = 112, .value_bits = 3};
+  std::vector<float> tokens(static_cast<std::size_t>(format.group * format.value_head_dim));
+  for (std::size_t i = 0; i < tokens.size(); ++i)
+    tokens[i] = static_cast<float>(static_cast<int>(i * 7919 % 1021) - 510) * 0x1p-8f;
+
+  kvarn::query_moment moment(format.key_head_dim);
+  moment.merge(moment);
+  moment.add(kvarn::tokens_view<const float>{tokens.data(), format.key_head_dim}, 20);
+  const kvarn::query_factor factor(
+      kvarn::query_moment::from_sums(moment.head_dim(), moment.sums(), moment.count()).value());
+
+  std::vector<float> decoded(tokens.size());
+  const auto encode = [&](const kvarn::tile_layout& layout, kvarn::encoder method) {
+    auto encoder = kvarn::tile_encoder::make(layout, {.method = method, .factor = &factor}).value();
+    std::vector<std::byte> record(encoder.record_bytes());
+    encoder(kvarn::tokens_view<const float>{tokens.data(), layout.head_dim}, record.data());
+    const auto records =
+        kvarn::view_tiles(record.data(), record.size(), layout, record.size(), 1).value();
+    add(kvarn::validate_record(records[0], record.size()).ok() ? 1 : 0);
+    kvarn::decode_tile(records[0], kvarn::tokens_view<float>{decoded.data(), layout.head_dim});
+    kvarn::decode_row(records[0], 3, decoded.data());
+    for (const float x : decoded) add(kvarn::bits_of(x));
+    return record;
+  };
+  add(kvarn::parse_format_id(format.id()).ok() ? 1 : 0);
+  for (const auto method :
+       {kvarn::encoder::paper, kvarn::encoder::tuned, kvarn::encoder::query_aware}) {
+    const auto keys = encode(format.key_layout(), method);
+    const auto values = encode(format.value_layout(), method);
+    const kvarn::sealed_group group{keys.data(), values.data(), 10, format.group};
+    const kvarn::exact_tokens<float> sink{
+        {tokens.data(), format.key_head_dim}, {tokens.data(), format.value_head_dim}, 0, 10};
+    const kvarn::attention_memory<float> memory{format, sink, {&group, 1}, {}};
+    std::vector<float> workspace(kvarn::attention_workspace(format));
+    float out[format.value_head_dim];
+    float lse = 0.0f;
+    const float sink_logit = 0.5f;
+    kvarn::attend(kvarn::attention_queries<float>{{tokens.data(), format.key_head_dim}, 1, 1, 500},
+                  memory,
+                  {.softmax_scale = 0.125f, .logit_soft_cap = 9.0f, .sink_logits = &sink_logit},
+                  kvarn::tokens_view<float>{out, format.value_head_dim}, &lse, workspace.data());
+    for (const float x : out) add(kvarn::bits_of(x));
+    add(kvarn::bits_of(lse));
   }
   return digest;
 }
