@@ -368,6 +368,10 @@ KVARN_ALWAYS_INLINE void shuffle16(const std::uint8_t* p, const std::uint8_t* pa
 // clang-format off
 #include "number_kernels.inl"
 #include "hadamard_kernels.inl"
+#include "normalize_kernels.inl"
+#include "encode_kernels.inl"
+#include "feedback_kernels.inl"
+#include "codec_kernels.inl"
 #include "attention_kernels.inl"
 #include "kernels.inl"
 // clang-format on

@@ -1,0 +1,245 @@
+// encode_tile, decode_row, decode_tokens and decode_tile from the kernels beside this file;
+// included inside the region and namespace of each instruction set. The definition:
+// codec/tile_codec.hpp.
+
+template <int Bits>
+void encode_codes(encode_state& state, const encoder_recipe& recipe, const float* upper) {
+  const tile_layout& layout = state.out.layout;
+  for (int c = 0; c < state.cols; c += 16) {
+    grid_vectors grid = fit_ranges(state, c, recipe.range, recipe.cover);
+    for (int i = 0;; ++i) {
+      store(state.zero + c, grid.zero);
+      store(state.step + c, grid.step);
+      store(state.inverse_range + c, inverse_ranges(grid.step, state.max_code));
+      if (i == recipe.refits) break;
+      refit_columns(state, c, grid);
+    }
+    if (recipe.unbiased)
+      encode_and_unbias<Bits>(state, c, grid);
+    else if (upper == nullptr)
+      encode_columns<Bits>(state, c);
+    store_u16(state.out.data + layout.zero_offset() + 2 * c, grid.zero_bits);
+    store_u8(state.out.data + layout.step_offset() + c, grid.step_bits);
+  }
+  if (upper != nullptr)
+    for (int r = 0; r < state.rows; r += feedback_rows)
+      encode_with_feedback<Bits>(state, upper, r,
+                                 state.rows - r < feedback_rows ? state.rows - r : feedback_rows);
+
+  const std::int32_t* plane_words = state.words;
+  for (int plane = 0; plane < layout.planes(); ++plane) {
+    const auto bytes = static_cast<int>(layout.plane_row_bytes(plane));
+    const auto stride = static_cast<std::size_t>(bytes);
+    const int count = (bytes + 3) / 4;
+    for (int r = 0; r < state.rows; r += 16) {
+      std::byte* const out = state.out.data + layout.code_offset(plane, r);
+      for (int first = 0; first < count; first += words_at_once) {
+        words w[words_at_once];
+        KVARN_UNROLL
+        for (int i = 0; i < words_at_once; ++i) {
+          const int word = first + i < count ? first + i : count - 1;
+          w[i] = load_words(plane_words + state.rows * word + r);
+        }
+        const int left = bytes - 4 * first;
+        store_rows(out + 4 * first, stride, left < 4 * words_at_once ? left : 4 * words_at_once, w);
+      }
+    }
+    plane_words += state.rows * count;
+  }
+}
+
+// As kvarn::encode_tile.
+template <class T>
+encode_report encode_tile(tokens_view<T> tokens, tile_view out, const encoder_recipe& recipe,
+                          bool rotate, const query_factor* factor, float* workspace) {
+  const tile_layout& layout = out.layout;
+  KVARN_ASSERT(!recipe.error_feedback ||
+               (factor != nullptr && factor->head_dim() == layout.cols()));
+  encode_report report;
+  encode_state state;
+  state.x = aligned(workspace);
+  state.out = out;
+  state.rows = layout.rows();
+  state.cols = layout.cols();
+  state.max_code = layout.max_code();
+  load_tile(tokens, layout, rotate, state.x, report.replaced);
+  const float unit = rotate ? hadamard_norm(layout.head_dim) : 1.0f;
+
+  if (recipe.scaling == row_scaling::rms) {
+    alignas(64) float row_scale[max_head_dim];
+    sum_row_squares(state.x, state.rows, state.cols, row_scale);
+    const f32 inverse_n = set1(1.0f / static_cast<float>(state.cols));
+    for (int r = 0; r < state.rows; r += 16)
+      store(row_scale + r, mul(sqrt(mul(load(row_scale + r), inverse_n)), set1(unit)));
+    round_row_scales(row_scale, unit, state);
+  } else {
+    normalize_state normalized;
+    report.normalize = normalize_columns(
+        {state.x, state.rows, state.cols, unit},
+        {.iterations = recipe.iterations,
+         .scale_equivariant = recipe.scaling == row_scaling::dual_axis_equivariant},
+        normalized);
+    round_row_scales(normalized.best_row, unit, state);
+  }
+
+  const float* const upper = recipe.error_feedback ? factor->upper() : nullptr;
+  if (layout.bits == 2) encode_codes<2>(state, recipe, upper);
+  if (layout.bits == 3) encode_codes<3>(state, recipe, upper);
+  if (layout.bits == 4) encode_codes<4>(state, recipe, upper);
+  return report;
+}
+
+// The columns' steps and zeros of a tile as numbers.
+struct tile_grid {
+  alignas(64) float zero[max_head_dim];
+  alignas(64) float step[max_head_dim];
+};
+KVARN_ALWAYS_INLINE f32 load_zeros(const_tile_view tile, int c) {
+  return load_half(tile.data + tile.layout.zero_offset() + 2 * c);
+}
+KVARN_ALWAYS_INLINE f32 load_steps(const_tile_view tile, int c) {
+  return decode_scales(tile.data + tile.layout.step_offset() + c, tile.layout.scale);
+}
+
+// The codes of one row: its plane, or both.
+struct row_planes {
+  const std::byte* plane[2];
+
+  KVARN_ALWAYS_INLINE row_planes(const_tile_view tile, int row)
+      : plane{tile.data + tile.layout.code_offset(0, row),
+              tile.data + tile.layout.code_offset(tile.layout.planes() - 1, row)} {}
+};
+// Those of the 16 columns from c on, as numbers.
+template <int Bits>
+KVARN_ALWAYS_INLINE f32 load_codes(const row_planes& planes, int c) {
+  return load_codes<Bits>(planes.plane[0] + c * (Bits == 4 ? 4 : 2) / 8, planes.plane[1] + c / 8);
+}
+
+template <int Bits>
+void decode_row(const_tile_view tile, int row, float* out) {
+  const tile_layout& layout = tile.layout;
+  const row_planes planes(tile, row);
+  const f32 scale = set1(tile.scale(row));
+  for (int c = 0; c < layout.cols(); c += 16) {
+    const f32 y = fma(load_codes<Bits>(planes, c), load_steps(tile, c), load_zeros(tile, c));
+    store(out + c, mul(y, scale));
+  }
+}
+
+// As kvarn::decode_row.
+inline void decode_row(const_tile_view tile, int row, float* out) {
+  if (tile.layout.bits == 2) decode_row<2>(tile, row, out);
+  if (tile.layout.bits == 3) decode_row<3>(tile, row, out);
+  if (tile.layout.bits == 4) decode_row<4>(tile, row, out);
+}
+
+template <class T>
+KVARN_ALWAYS_INLINE void store_vector(tokens_view<T> out, int token, int head_dim, const float* x) {
+  if (out.channel_stride == 1) {
+    T* const to = out.data + token * out.token_stride;
+    for (int d = 0; d < head_dim; d += 16) store_channels(to + d, load(x + d));
+  } else {
+    for (int d = 0; d < head_dim; ++d) out.store(token, d, x[d]);
+  }
+}
+
+// Keys: a token is a row.
+template <int Bits, class T>
+void decode_rows(const_tile_view tile, int first, int count, tokens_view<T> out, bool rotate_back) {
+  const tile_layout& layout = tile.layout;
+  tile_grid grid;
+  for (int c = 0; c < layout.head_dim; c += 16) {
+    store(grid.zero + c, load_zeros(tile, c));
+    store(grid.step + c, load_steps(tile, c));
+  }
+  alignas(64) float vector[max_head_dim];
+  for (int t = 0; t < count; ++t) {
+    const row_planes planes(tile, first + t);
+    const f32 scale = set1(tile.scale(first + t));
+    for (int c = 0; c < layout.head_dim; c += 16) {
+      const f32 y = fma(load_codes<Bits>(planes, c), load(grid.step + c), load(grid.zero + c));
+      store(vector + c, mul(y, scale));
+    }
+    if (rotate_back) hadamard(vector, layout.head_dim);
+    store_vector(out, t, layout.head_dim, vector);
+  }
+}
+
+// Values: a token is a column; 16 at a time.
+template <int Bits, class T>
+void decode_columns(const_tile_view tile, int first, int count, tokens_view<T> out,
+                    bool rotate_back) {
+  const tile_layout& layout = tile.layout;
+  const int head_dim = layout.head_dim;
+  const int block = head_dim / hadamard_core(head_dim);
+  alignas(64) float scale[max_head_dim];
+  for (int d = 0; d < head_dim; d += 16)
+    store(scale + d, decode_scales(tile.data + layout.scale_offset() + d, layout.scale));
+  const f32 norm = set1(hadamard_norm(head_dim));
+  alignas(64) float columns[16 * max_head_dim];
+  for (int c = first / 16 * 16; c < first + count; c += 16) {
+    const f32 zero = load_zeros(tile, c);
+    const f32 step = load_steps(tile, c);
+    for (int d = 0; d < head_dim; d += 16) {
+      f32 r[16];
+      KVARN_UNROLL
+      for (int i = 0; i < 16; ++i) {
+        const row_planes planes(tile, d + i);
+        r[i] = mul(fma(load_codes<Bits>(planes, c), step, zero), set1(scale[d + i]));
+      }
+      if (rotate_back) first_column_stages(r, block);
+      KVARN_UNROLL
+      for (int i = 0; i < 16; ++i) store(columns + 16 * (d + i), r[i]);
+    }
+    if (rotate_back) rotate_columns(columns, head_dim, columns, 16);
+    const int begin = c < first ? first - c : 0;
+    const int end = first + count - c < 16 ? first + count - c : 16;
+    for (int d = 0; d < head_dim; d += 16) {
+      f32 r[16];
+      KVARN_UNROLL
+      for (int i = 0; i < 16; ++i) {
+        r[i] = load(columns + 16 * (d + i));
+        if (rotate_back) r[i] = mul(r[i], norm);
+      }
+      transpose(r);
+      for (int i = begin; i < end; ++i) {
+        const int token = c + i - first;
+        if (out.channel_stride == 1) {
+          store_channels(out.data + token * out.token_stride + d, r[i]);
+        } else {
+          alignas(64) float x[16];
+          store(x, r[i]);
+          for (int k = 0; k < 16; ++k) out.store(token, d + k, x[k]);
+        }
+      }
+    }
+  }
+}
+
+// As kvarn::decode_tokens.
+template <class T>
+void decode_tokens(const_tile_view tile, int first, int count, tokens_view<T> out,
+                   bool rotate_back = true) {
+  KVARN_ASSERT(first >= 0 && count >= 0 && first + count <= tile.layout.group);
+  const bool is_key = tile.layout.kind == tile_kind::key;
+  switch (tile.layout.bits) {
+    case 2:
+      is_key ? decode_rows<2>(tile, first, count, out, rotate_back)
+             : decode_columns<2>(tile, first, count, out, rotate_back);
+      break;
+    case 3:
+      is_key ? decode_rows<3>(tile, first, count, out, rotate_back)
+             : decode_columns<3>(tile, first, count, out, rotate_back);
+      break;
+    default:
+      is_key ? decode_rows<4>(tile, first, count, out, rotate_back)
+             : decode_columns<4>(tile, first, count, out, rotate_back);
+      break;
+  }
+}
+
+// As kvarn::decode_tile.
+template <class T>
+void decode_tile(const_tile_view tile, tokens_view<T> out, bool rotate_back = true) {
+  (decode_tokens)(tile, 0, tile.layout.group, out, rotate_back);
+}

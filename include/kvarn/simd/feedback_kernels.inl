@@ -1,0 +1,203 @@
+// Error feedback, the second moment of the queries and its factor, written once; included inside
+// the region and namespace of each instruction set. The definitions: codec/tile_codec.hpp,
+// codec/query_moment.hpp.
+
+// Columns that feedback rounds one after another before their errors go to the columns behind.
+inline constexpr int feedback_block = 8;
+inline constexpr int feedback_rows = 128;  // rows at a time
+
+// target[b][0 .. 16 * Count - 1] += or -= sum over i < count, in this order, of
+// vectors[stride * i + ...] * coefficients[i][b], from the rows at `target` on.
+template <int Count, bool Subtract>
+void accumulate_panel(const float* vectors, std::ptrdiff_t stride, int count,
+                      const float* coefficients, std::ptrdiff_t next, float* target,
+                      std::ptrdiff_t target_stride) {
+  f32 sum[feedback_block][Count];
+  KVARN_UNROLL
+  for (int b = 0; b < feedback_block; ++b) KVARN_UNROLL
+  for (int k = 0; k < Count; ++k) sum[b][k] = load(target + target_stride * b + 16 * k);
+  for (int i = 0; i < count; ++i) {
+    f32 v[Count];
+    KVARN_UNROLL
+    for (int k = 0; k < Count; ++k) v[k] = load(vectors + stride * i + 16 * k);
+    KVARN_UNROLL
+    for (int b = 0; b < feedback_block; ++b) {
+      const f32 factor = set1(coefficients[next * i + b]);
+      KVARN_UNROLL
+      for (int k = 0; k < Count; ++k)
+        sum[b][k] = Subtract ? fnma(v[k], factor, sum[b][k]) : fma(v[k], factor, sum[b][k]);
+    }
+  }
+  KVARN_UNROLL
+  for (int b = 0; b < feedback_block; ++b) KVARN_UNROLL
+  for (int k = 0; k < Count; ++k) store(target + target_stride * b + 16 * k, sum[b][k]);
+}
+
+template <bool Subtract>
+void accumulate_products(const float* vectors, std::ptrdiff_t stride, int count,
+                         const float* coefficients, std::ptrdiff_t next, float* target,
+                         std::ptrdiff_t target_stride, int length) {
+  int r = 0;
+  for (; r + 32 <= length; r += 32)
+    accumulate_panel<2, Subtract>(vectors + r, stride, count, coefficients, next, target + r,
+                                  target_stride);
+  if (r < length)
+    accumulate_panel<1, Subtract>(vectors + r, stride, count, coefficients, next, target + r,
+                                  target_stride);
+}
+
+// Codes with error feedback of rows first .. first + count - 1, a multiple of 16 up to
+// feedback_rows. Errors take the place of the columns.
+template <int Bits>
+KVARN_ALWAYS_INLINE void encode_with_feedback(encode_state& state, const float* upper, int first,
+                                              int count) {
+  alignas(64) float coefficients[max_head_dim * feedback_block];
+  // Of 16 columns: what is to be rounded, then its code as raw_code gives it.
+  alignas(64) float raw[16][feedback_rows];
+  const f32 max_code = set1(static_cast<float>(state.max_code));
+  const std::ptrdiff_t rows = state.rows;
+  for (int c = 0; c < state.cols; c += feedback_block) {
+    for (int i = 0; i < c + feedback_block; ++i)
+      std::memcpy(coefficients + feedback_block * i,
+                  upper + static_cast<std::ptrdiff_t>(i) * state.cols + c,
+                  feedback_block * sizeof(float));
+    float(*const target)[feedback_rows] = raw + c % 16;
+    for (int b = 0; b < feedback_block; ++b) {
+      float* const x = state.column(c + b) + first;
+      const f32 zero = set1(state.zero[c + b]);
+      for (int r = 0; r < count; r += 16) {
+        const f32 t = fms(load(x + r), load(state.inverse_scale + first + r), zero);
+        store(x + r, t);
+        store(target[b] + r, t);
+      }
+    }
+    accumulate_products<false>(state.x + first, rows, c, coefficients, feedback_block, target[0],
+                               feedback_rows, count);
+    for (int b = 0; b < feedback_block; ++b) {
+      float* const x = state.column(c + b) + first;
+      const f32 step = set1(state.step[c + b]);
+      const f32 inverse_range = set1(state.inverse_range[c + b]);
+      for (int r = 0; r < count; r += 16) {
+        f32 sum = load(target[b] + r);
+        for (int i = 0; i < b; ++i)
+          sum = fma(load(state.column(c + i) + first + r),
+                    set1(coefficients[feedback_block * (c + i) + b]), sum);
+        const f32 code = raw_code(sum, inverse_range, max_code);
+        store(target[b] + r, code);
+        store(x + r, fnma(sub(code, set1(code_magic)), step, load(x + r)));
+      }
+    }
+    if (c % 16 == 0) continue;
+    for (int r = 0; r < count; r += 16) {
+      code_words words{{set1_i32(0), set1_i32(0)}};
+      KVARN_UNROLL
+      for (int i = 15; i >= 0; --i) append_code<Bits>(words, i, load(raw[i] + r));
+      keep_words<Bits>(state, c - feedback_block, first + r, words);
+    }
+  }
+}
+
+alignas(64) inline constexpr std::int32_t lane_index[16] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                            8, 9, 10, 11, 12, 13, 14, 15};
+
+// Adds the products q[i] q[j], j >= i, of `count` vectors of head_dim floats, one after another, to
+// sums, head_dim x head_dim.
+inline void accumulate_moment(const float* queries, int head_dim, int count, float* sums) {
+  const std::ptrdiff_t n = head_dim;
+  const i32 lane = load_i32(lane_index);
+  for (std::ptrdiff_t row = 0; row < n; row += feedback_block) {
+    std::ptrdiff_t col = row / 16 * 16;
+    // What lies below the diagonal stays as it is.
+    alignas(64) float below[feedback_block][16];
+    for (int b = 0; b < feedback_block; ++b) store(below[b], load(sums + (row + b) * n + col));
+    accumulate_panel<1, false>(queries + col, n, count, queries + row, n, sums + row * n + col, n);
+    for (int b = 0; b < feedback_block; ++b) {
+      float* const p = sums + (row + b) * n + col;
+      const i32 diagonal = set1_i32(static_cast<std::int32_t>(row + b - col));
+      store(p, from_bits(select_less(lane, diagonal, bits(load(below[b])), bits(load(p)))));
+    }
+    col += 16;
+    accumulate_products<false>(queries + col, n, count, queries + row, n, sums + row * n + col, n,
+                               static_cast<int>(n - col));
+  }
+}
+
+// As kvarn::query_moment::add, for the sums of a moment.
+template <class T>
+replaced_values add_queries(tokens_view<T> queries, int count, bool rotate, int head_dim,
+                            float* sums) {
+  constexpr int at_once = 32;
+  alignas(64) float vectors[at_once * max_head_dim];
+  replaced_values replaced;
+  for (int first = 0; first < count; first += at_once) {
+    const int several = count - first < at_once ? count - first : at_once;
+    for (int i = 0; i < several; ++i) {
+      float* const q = vectors + static_cast<std::ptrdiff_t>(i) * head_dim;
+      load_vector(queries, first + i, head_dim, q, replaced);
+      if (rotate) hadamard(q, head_dim);
+    }
+    accumulate_moment(vectors, head_dim, several, sums);
+  }
+  return replaced;
+}
+
+// Floats of workspace that factorize needs.
+constexpr std::size_t factor_workspace(int head_dim) {
+  return static_cast<std::size_t>(head_dim) * static_cast<std::size_t>(head_dim) + 16;
+}
+
+// Replaces the sums of a query moment by their factor, as the constructor of kvarn::query_factor.
+inline void factorize(float* matrix, int head_dim, float damping, float* workspace) {
+  const std::ptrdiff_t n = head_dim;
+  // lower[k][i], i <= k, is the element (i, k) of what is left of the matrix: the update of a row j
+  // by pivot k subtracts factor[k][0 .. j] * lower[k][j]. The factor stands in `matrix`,
+  // transposed.
+  float* const lower = aligned(workspace);
+  for (std::ptrdiff_t i = 0; i < n; i += 16)
+    for (std::ptrdiff_t k = i; k < n; k += 16)
+      transpose_block(matrix + i * n + k, n, lower + k * n + i, n);
+  f32 diagonal = set1(0.0f);
+  for (std::ptrdiff_t i = 0; i < n; i += 16) {
+    alignas(64) float entries[16];
+    for (std::ptrdiff_t l = 0; l < 16; ++l) entries[l] = matrix[(i + l) * (n + 1)];
+    diagonal = add(diagonal, load(entries));
+  }
+  const float lambda = std::fma(fold(diagonal), damping / static_cast<float>(n), 1e-20f);
+  for (std::ptrdiff_t i = 0; i < n; ++i) lower[i * (n + 1)] = lower[i * (n + 1)] + lambda;
+
+  for (std::ptrdiff_t block = n - feedback_block; block >= 0; block -= feedback_block) {
+    const auto length = static_cast<int>((block + feedback_block + 15) / 16 * 16);
+    float* const rows = lower + block * n;
+    // Pivots n - 1 down to block + feedback_block.
+    accumulate_products<true>(matrix + (n - 1) * n, -n,
+                              static_cast<int>(n - feedback_block - block),
+                              lower + (n - 1) * n + block, -n, rows, n, length);
+    for (int b = feedback_block - 1; b >= 0; --b) {
+      const float* const pivot = rows + b * n;
+      const f32 inverse_pivot = set1(1.0f / pivot[block + b]);
+      float* const factor = matrix + (block + b) * n;
+      for (int i = 0; i < length; i += 16) {
+        const f32 u = mul(load(pivot + i), inverse_pivot);
+        store(factor + i, u);
+        for (int j = 0; j < b; ++j) {
+          float* const row = rows + j * n + i;
+          store(row, fnma(u, set1(pivot[block + j]), load(row)));
+        }
+      }
+    }
+  }
+  for (std::ptrdiff_t i = 0; i < n; i += 16) {
+    for (std::ptrdiff_t k = i + 16; k < n; k += 16) {
+      transpose_block(matrix + k * n + i, n, matrix + i * n + k, n);
+      for (std::ptrdiff_t l = 0; l < 16; ++l) store(matrix + (k + l) * n + i, set1(0.0f));
+    }
+    float* const diagonal_block = matrix + i * (n + 1);
+    transpose_block(diagonal_block, n, diagonal_block, n);
+    for (std::int32_t l = 0; l < 16; ++l) {
+      float* const row = diagonal_block + l * n;
+      const i32 above =
+          select_less(set1_i32(l), load_i32(lane_index), bits(load(row)), set1_i32(0));
+      store(row, from_bits(above));
+    }
+  }
+}
