@@ -1,10 +1,13 @@
 // Tiles to encode: seeded ones with the habits of real keys and values, and those of real models.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,6 +15,7 @@
 #include "../examples/common/npy.hpp"
 #include "kvarn/codec/tile_codec.hpp"
 #include "kvarn/metrics.hpp"
+#include "support/layouts.hpp"
 #include "support/profiles.hpp"
 
 namespace kvarn_test {
@@ -146,6 +150,57 @@ inline kvarn::query_moment random_moment(int head_dim, int count, std::uint64_t 
   const auto queries = random_tokens(count, head_dim, seed);
   moment.add(view(queries, head_dim), count);
   return moment;
+}
+
+// The factor of a fixed random moment, made once per head_dim.
+inline const kvarn::query_factor& fixed_factor(int head_dim) {
+  static std::map<int, kvarn::query_factor> factors;
+  auto found = factors.find(head_dim);
+  if (found == factors.end())
+    found = factors.emplace(head_dim, kvarn::query_factor(random_moment(head_dim, 64, 3))).first;
+  return found->second;
+}
+
+inline kvarn::encode_options options_of(kvarn::encoder method, int head_dim, bool rotate = true) {
+  return {.method = method, .rotate = rotate, .factor = &fixed_factor(head_dim)};
+}
+
+// The same with one of the encoders, rotated both ways or not at all.
+inline std::vector<float> round_trip(const kvarn::tile_layout& layout,
+                                     const std::vector<float>& tokens, kvarn::encoder method,
+                                     bool rotate = true) {
+  return decode(layout, encode(layout, tokens, options_of(method, layout.head_dim, rotate)).record,
+                rotate);
+}
+
+// Calls body(layout, method) for both kinds and every encoder at one shape of 2 bits.
+template <class Body>
+void for_kinds_and_encoders(int head_dim, kvarn::scale_type scale, Body body) {
+  for (const kvarn::tile_kind kind : {kvarn::tile_kind::key, kvarn::tile_kind::value})
+    for (const kvarn::encoder method : encoders) {
+      const kvarn::tile_layout layout{.kind = kind, .head_dim = head_dim, .scale = scale};
+      SCOPED_TRACE(name_of(layout) + " " + name_of(method));
+      body(layout, method);
+    }
+}
+
+// Squared error relative to the squares of `exact`, over all tokens but one.
+inline double error_without(const std::vector<float>& exact, const std::vector<float>& decoded,
+                            int head_dim, int token) {
+  auto a = exact;
+  auto b = decoded;
+  for (auto* values : {&a, &b})
+    std::fill_n(values->begin() + static_cast<std::ptrdiff_t>(token) * head_dim, head_dim, 0.0f);
+  return kvarn::relative_squared_error(a, b);
+}
+
+inline bool all_finite(const std::vector<float>& values) {
+  return std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); });
+}
+
+inline std::vector<float> scaled(std::vector<float> values, float factor) {
+  for (float& x : values) x *= factor;
+  return values;
 }
 
 }  // namespace kvarn_test
