@@ -58,22 +58,25 @@ encode_report encode_tile(tokens_view<T> tokens, tile_view out, const encoder_re
   encode_report report;
   encode_state state;
   state.x = aligned(workspace);
+  state.stride = column_stride(layout.rows());
   state.out = out;
   state.rows = layout.rows();
   state.cols = layout.cols();
   state.max_code = layout.max_code();
-  load_tile(tokens, layout, rotate, state.x, report.replaced);
+  load_tile(tokens, layout, rotate, state.x, state.stride, report.replaced);
   const float unit = rotate ? hadamard_norm(layout.head_dim) : 1.0f;
 
   if (recipe.scaling == row_scaling::rms) {
     alignas(64) float row_scale[max_head_dim];
-    sum_row_squares(state.x, state.rows, state.cols, row_scale);
+    sum_row_squares(state.x, state.stride, state.rows, state.cols, row_scale);
     const f32 inverse_n = set1(1.0f / static_cast<float>(state.cols));
     for (int r = 0; r < state.rows; r += 16)
       store(row_scale + r, mul(sqrt(mul(load(row_scale + r), inverse_n)), set1(unit)));
     round_row_scales(row_scale, unit, state);
   } else {
     normalize_state normalized;
+    float* const sums = state.column(state.cols);
+    normalized.sums = {sums, sums + row_sum_floats(state.rows) / 2};
     report.normalize = normalize_columns(
         {state.x, state.rows, state.cols, unit},
         {.iterations = recipe.iterations,

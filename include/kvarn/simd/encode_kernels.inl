@@ -10,7 +10,8 @@ inline constexpr float code_magic = 12582912.0f;  // 1.5 * 2^23: kvarn::round_co
 
 // What the steps of an encoding share.
 struct encode_state {
-  float* x;  // rows x cols, column c at x + rows * c
+  float* x;               // rows x cols, column c at x + stride * c
+  std::ptrdiff_t stride;  // column_stride(rows)
   tile_view out;
   int rows;
   int cols;
@@ -25,9 +26,7 @@ struct encode_state {
   // Packed codes: word w of row r at words[rows * w + r]; the plane of high bits after the other.
   alignas(64) std::int32_t words[max_head_dim * max_group * 4 / 32];
 
-  KVARN_ALWAYS_INLINE float* column(int c) const {
-    return x + static_cast<std::ptrdiff_t>(rows) * c;
-  }
+  KVARN_ALWAYS_INLINE float* column(int c) const { return x + stride * c; }
 };
 
 // Loads channels 0 .. head_dim - 1 of a token as floats, sanitized.
@@ -71,14 +70,14 @@ KVARN_ALWAYS_INLINE void load_columns(tokens_view<T> tokens, int token, int chan
   transpose(r);
 }
 
-// kvarn::detail::load_tile into a column-major tile.
+// kvarn::detail::load_tile into a column-major tile of that stride.
 template <class T>
 void load_tile(tokens_view<T> tokens, const tile_layout& layout, bool rotate, float* x,
-               replaced_values& replaced) {
+               std::ptrdiff_t stride, replaced_values& replaced) {
   const int head_dim = layout.head_dim;
   if (layout.kind == tile_kind::value) {
     for (int t = 0; t < layout.group; ++t) {
-      float* const column = x + static_cast<std::ptrdiff_t>(t) * head_dim;
+      float* const column = x + stride * t;
       load_vector(tokens, t, head_dim, column, replaced);
       if (rotate) hadamard_unnormalized(column, head_dim);
     }
@@ -91,12 +90,12 @@ void load_tile(tokens_view<T> tokens, const tile_layout& layout, bool rotate, fl
       f32 r[16];
       load_columns(tokens, t, d, r, replaced);
       if (rotate) first_column_stages(r, block);
-      float* const to = rotate ? columns + 16 * d : x + std::ptrdiff_t{d} * layout.group + t;
-      const std::ptrdiff_t stride = rotate ? 16 : layout.group;
+      float* const to = rotate ? columns + 16 * d : x + stride * d + t;
+      const std::ptrdiff_t next = rotate ? 16 : stride;
       KVARN_UNROLL
-      for (int i = 0; i < 16; ++i) store(to + stride * i, r[i]);
+      for (int i = 0; i < 16; ++i) store(to + next * i, r[i]);
     }
-    if (rotate) rotate_columns(columns, head_dim, x + t, layout.group);
+    if (rotate) rotate_columns(columns, head_dim, x + t, stride);
   }
 }
 
@@ -109,16 +108,17 @@ KVARN_ALWAYS_INLINE void fold_registers(f32 (&s)[16]) {
 }
 
 // The sum of the squares of each row.
-inline void sum_row_squares(const float* x, int rows, int cols, float* squares) {
+inline void sum_row_squares(const float* x, std::ptrdiff_t stride, int rows, int cols,
+                            float* squares) {
   for (int r = 0; r < rows; r += 16) {
     f32 s[16];
     KVARN_UNROLL
     for (int i = 0; i < 16; ++i) s[i] = set1(0.0f);
     for (int c = 0; c < cols; c += 16) {
-      const float* p = x + static_cast<std::ptrdiff_t>(rows) * c + r;
+      const float* p = x + stride * c + r;
       KVARN_UNROLL
       for (int i = 0; i < 16; ++i) {
-        const f32 value = load(p + static_cast<std::ptrdiff_t>(rows) * i);
+        const f32 value = load(p + stride * i);
         s[i] = fma(value, value, s[i]);
       }
     }
@@ -186,7 +186,7 @@ inline grid_vectors fit_ranges(const encode_state& state, int c, float range, bo
       const f32 inverse = load(state.inverse_scale + r);
       KVARN_UNROLL
       for (int i = 0; i < 4; ++i) {
-        const f32 y = mul(load(x + state.rows * i + r), inverse);
+        const f32 y = mul(load(x + state.stride * i + r), inverse);
         smallest[i] = min(smallest[i], y);
         largest[i] = max(largest[i], y);
       }
@@ -235,7 +235,7 @@ inline void refit_columns(const encode_state& state, int c, grid_vectors& grid) 
       KVARN_UNROLL
       for (int i = 0; i < 2; ++i) {
         const int col = c + first + i;
-        const f32 t = fms(load(x + state.rows * i + r), inverse, set1(state.zero[col]));
+        const f32 t = fms(load(x + state.stride * i + r), inverse, set1(state.zero[col]));
         const f32 raw = raw_code(t, set1(state.inverse_range[col]), max_code);
         const f32 code = sub(raw, set1(code_magic));
         const f32 weighted = mul(weight, code);
@@ -308,7 +308,7 @@ KVARN_ALWAYS_INLINE void encode_columns(encode_state& state, int c) {
     code_words words{{set1_i32(0), set1_i32(0)}};
     KVARN_UNROLL
     for (int i = 15; i >= 0; --i) {
-      const f32 t = fms(load(x + state.rows * i), inverse, set1(state.zero[c + i]));
+      const f32 t = fms(load(x + state.stride * i), inverse, set1(state.zero[c + i]));
       append_code<Bits>(words, i, raw_code(t, set1(state.inverse_range[c + i]), max_code));
     }
     keep_words<Bits>(state, c, r, words);
@@ -336,7 +336,7 @@ KVARN_ALWAYS_INLINE void encode_and_unbias(encode_state& state, int c, grid_vect
       KVARN_UNROLL
       for (int i = 1; i >= 0; --i) {
         const int col = c + first + i;
-        const f32 t = fms(load(x + state.rows * i + r), inverse, set1(state.zero[col]));
+        const f32 t = fms(load(x + state.stride * i + r), inverse, set1(state.zero[col]));
         const f32 raw = raw_code(t, set1(state.inverse_range[col]), max_code);
         append_code<Bits>(words[r / 16], first + i, raw);
         const f32 code = sub(raw, set1(code_magic));

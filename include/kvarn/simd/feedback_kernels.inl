@@ -55,7 +55,6 @@ KVARN_ALWAYS_INLINE void encode_with_feedback(encode_state& state, const float* 
   // Of 16 columns: what is to be rounded, then its code as raw_code gives it.
   alignas(64) float raw[16][feedback_rows];
   const f32 max_code = set1(static_cast<float>(state.max_code));
-  const std::ptrdiff_t rows = state.rows;
   for (int c = 0; c < state.cols; c += feedback_block) {
     for (int i = 0; i < c + feedback_block; ++i)
       std::memcpy(coefficients + feedback_block * i,
@@ -71,8 +70,8 @@ KVARN_ALWAYS_INLINE void encode_with_feedback(encode_state& state, const float* 
         store(target[b] + r, t);
       }
     }
-    accumulate_products<false>(state.x + first, rows, c, coefficients, feedback_block, target[0],
-                               feedback_rows, count);
+    accumulate_products<false>(state.x + first, state.stride, c, coefficients, feedback_block,
+                               target[0], feedback_rows, count);
     for (int b = 0; b < feedback_block; ++b) {
       float* const x = state.column(c + b) + first;
       const f32 step = set1(state.step[c + b]);
