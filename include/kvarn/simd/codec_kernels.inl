@@ -2,24 +2,37 @@
 // included inside the region and namespace of each instruction set. The definition:
 // codec/tile_codec.hpp.
 
+// Steps, zeros and codes. Work on one block of 16 columns stands between the steps of the next that
+// wait for each other's results.
 template <int Bits>
 void encode_codes(encode_state& state, const encoder_recipe& recipe, const float* upper) {
   const tile_layout& layout = state.out.layout;
-  for (int c = 0; c < state.cols; c += 16) {
-    grid_vectors grid = fit_ranges(state, c, recipe.range, recipe.cover);
-    for (int i = 0;; ++i) {
-      store(state.zero + c, grid.zero);
-      store(state.step + c, grid.step);
-      store(state.inverse_range + c, inverse_ranges(grid.step, state.max_code));
-      if (i == recipe.refits) break;
-      refit_columns(state, c, grid);
+  grid_vectors grid;
+  column_ranges ranges;
+  find_ranges(state, 0, ranges);
+  for (int c = -16; c < state.cols; c += 16) {
+    const int next = c + 16;
+    grid_vectors next_grid;
+    if (next < state.cols) {
+      next_grid = fit_ranges(ranges, recipe.range, recipe.cover, state.max_code, layout.scale);
+      use_grid(state, next, next_grid);
     }
-    if (recipe.unbiased)
-      encode_and_unbias<Bits>(state, c, grid);
-    else if (upper == nullptr)
-      encode_columns<Bits>(state, c);
-    store_u16(state.out.data + layout.zero_offset() + 2 * c, grid.zero_bits);
-    store_u8(state.out.data + layout.step_offset() + c, grid.step_bits);
+    if (c >= 0) {
+      if (recipe.unbiased)
+        encode_and_unbias<Bits>(state, c, grid);
+      else if (upper == nullptr)
+        encode_columns<Bits>(state, c);
+      store_u16(state.out.data + layout.zero_offset() + 2 * c, grid.zero_bits);
+      store_u8(state.out.data + layout.step_offset() + c, grid.step_bits);
+    }
+    if (next < state.cols) {
+      for (int i = 0; i < recipe.refits; ++i) {
+        refit_columns(state, next, next_grid);
+        use_grid(state, next, next_grid);
+      }
+      grid = next_grid;
+    }
+    if (next + 16 < state.cols) find_ranges(state, next + 16, ranges);
   }
   if (upper != nullptr)
     for (int r = 0; r < state.rows; r += feedback_rows)

@@ -169,17 +169,19 @@ KVARN_ALWAYS_INLINE f32 inverse_ranges(f32 step, int max_code) {
   return div(set1(1.0f), mul(set1(static_cast<float>(max_code)), step));
 }
 
-// kvarn::fit_range for the 16 columns from c on.
-inline grid_vectors fit_ranges(const encode_state& state, int c, float range, bool cover) {
+// Minimum and maximum of the 16 columns from c on, each still in 16 lanes.
+struct column_ranges {
   f32 low[16];
   f32 high[16];
+};
+[[gnu::noinline]] inline void find_ranges(const encode_state& state, int c, column_ranges& out) {
   for (int first = 0; first < 16; first += 4) {
-    f32 smallest[4];
-    f32 largest[4];
+    f32 low[4];
+    f32 high[4];
     KVARN_UNROLL
     for (int i = 0; i < 4; ++i) {
-      smallest[i] = set1(0x1p126f);
-      largest[i] = set1(-0x1p126f);
+      low[i] = set1(0x1p126f);
+      high[i] = set1(-0x1p126f);
     }
     const float* const x = state.column(c + first);
     for (int r = 0; r < state.rows; r += 16) {
@@ -187,27 +189,38 @@ inline grid_vectors fit_ranges(const encode_state& state, int c, float range, bo
       KVARN_UNROLL
       for (int i = 0; i < 4; ++i) {
         const f32 y = mul(load(x + state.stride * i + r), inverse);
-        smallest[i] = min(smallest[i], y);
-        largest[i] = max(largest[i], y);
+        low[i] = min(low[i], y);
+        high[i] = max(high[i], y);
       }
     }
     KVARN_UNROLL
     for (int i = 0; i < 4; ++i) {
-      low[first + i] = smallest[i];
-      high[first + i] = largest[i];
+      out.low[first + i] = low[i];
+      out.high[first + i] = high[i];
     }
   }
-  const f32 lowest = min_each(low);
-  const f32 width = sub(max_each(high), lowest);
-  const f32 start = fma(set1(0.5f * (1.0f - range)), width, lowest);
+}
+
+// kvarn::fit_range of 16 columns.
+KVARN_ALWAYS_INLINE grid_vectors fit_ranges(const column_ranges& ranges, float range, bool cover,
+                                            int max_code, scale_type type) {
+  const f32 low = min_each(ranges.low);
+  const f32 width = sub(max_each(ranges.high), low);
+  const f32 start = fma(set1(0.5f * (1.0f - range)), width, low);
   grid_vectors grid;
   set_zeros(grid, cover ? zeros_below(start) : nearest_zeros(start));
   const f32 reach =
       cover ? sub(fma(set1(range), width, start), grid.zero) : mul(set1(range), width);
-  const f32 inverse_count = set1(1.0f / static_cast<float>(state.max_code));
-  const scale_type type = state.out.layout.scale;
+  const f32 inverse_count = set1(1.0f / static_cast<float>(max_code));
   set_steps(grid, round_scales(mul(reach, inverse_count), type), type);
   return grid;
+}
+
+// Makes `grid` that by which the codes of the 16 columns from c on are made.
+KVARN_ALWAYS_INLINE void use_grid(encode_state& state, int c, const grid_vectors& grid) {
+  store(state.zero + c, grid.zero);
+  store(state.step + c, grid.step);
+  store(state.inverse_range + c, inverse_ranges(grid.step, state.max_code));
 }
 
 // The deviation of 16 rows from a zero, and their code, of which code_magic is not yet subtracted.
@@ -216,8 +229,8 @@ KVARN_ALWAYS_INLINE f32 raw_code(f32 deviation, f32 inverse_range, f32 max_code)
   return fma(unit, max_code, set1(code_magic));
 }
 
-// kvarn::refit for the 16 columns from c on, whose grid is in state.zero and so on.
-inline void refit_columns(const encode_state& state, int c, grid_vectors& grid) {
+// kvarn::refit for the 16 columns from c on, whose grid is in use.
+[[gnu::noinline]] inline void refit_columns(const encode_state& state, int c, grid_vectors& grid) {
   f32 wc[16];
   f32 wcc[16];
   f32 wt[16];
@@ -298,9 +311,9 @@ KVARN_ALWAYS_INLINE void keep_words(encode_state& state, int c, int r, const cod
   }
 }
 
-// Codes of the 16 columns from c on.
+// Codes of the 16 columns from c on, whose grid is in use.
 template <int Bits>
-KVARN_ALWAYS_INLINE void encode_columns(encode_state& state, int c) {
+[[gnu::noinline]] void encode_columns(encode_state& state, int c) {
   const f32 max_code = set1(static_cast<float>(state.max_code));
   for (int r = 0; r < state.rows; r += 16) {
     const f32 inverse = load(state.inverse_scale + r);
@@ -317,7 +330,7 @@ KVARN_ALWAYS_INLINE void encode_columns(encode_state& state, int c) {
 
 // The same, and kvarn::unbias of the grid.
 template <int Bits>
-KVARN_ALWAYS_INLINE void encode_and_unbias(encode_state& state, int c, grid_vectors& grid) {
+[[gnu::noinline]] void encode_and_unbias(encode_state& state, int c, grid_vectors& grid) {
   f32 wc[16];
   f32 wt[16];
   f32 wct[16];

@@ -46,23 +46,49 @@ void accumulate_products(const float* vectors, std::ptrdiff_t stride, int count,
                                   target_stride);
 }
 
+// The columns B, B + 1, ... of a block: adds the errors of the block's earlier columns to what is
+// to be rounded, leaves the code in its place as raw_code gives it, and the error in that of the
+// deviation. `x` and `target`: of the block's first column; coefficients[i][b]: from its column i
+// to its column b.
+template <int B>
+KVARN_ALWAYS_INLINE void round_block(const encode_state& state, int c, int count,
+                                     const float* coefficients, float* x,
+                                     float (*target)[feedback_rows]) {
+  const f32 step = set1(state.step[c + B]);
+  const f32 inverse_range = set1(state.inverse_range[c + B]);
+  const f32 max_code = set1(static_cast<float>(state.max_code));
+  f32 coefficient[B + 1];
+  KVARN_UNROLL
+  for (int i = 0; i < B; ++i) coefficient[i] = set1(coefficients[feedback_block * i + B]);
+  for (int r = 0; r < count; r += 16) {
+    f32 sum = load(target[B] + r);
+    KVARN_UNROLL
+    for (int i = 0; i < B; ++i) sum = fma(load(x + state.stride * i + r), coefficient[i], sum);
+    const f32 code = raw_code(sum, inverse_range, max_code);
+    float* const deviation = x + state.stride * B + r;
+    store(target[B] + r, code);
+    store(deviation, fnma(sub(code, set1(code_magic)), step, load(deviation)));
+  }
+  if constexpr (B + 1 < feedback_block)
+    round_block<B + 1>(state, c, count, coefficients, x, target);
+}
+
 // Codes with error feedback of rows first .. first + count - 1, a multiple of 16 up to
 // feedback_rows. Errors take the place of the columns.
 template <int Bits>
 KVARN_ALWAYS_INLINE void encode_with_feedback(encode_state& state, const float* upper, int first,
                                               int count) {
   alignas(64) float coefficients[max_head_dim * feedback_block];
-  // Of 16 columns: what is to be rounded, then its code as raw_code gives it.
-  alignas(64) float raw[16][feedback_rows];
-  const f32 max_code = set1(static_cast<float>(state.max_code));
+  alignas(64) float raw[16][feedback_rows];  // of 16 columns
   for (int c = 0; c < state.cols; c += feedback_block) {
     for (int i = 0; i < c + feedback_block; ++i)
       std::memcpy(coefficients + feedback_block * i,
                   upper + static_cast<std::ptrdiff_t>(i) * state.cols + c,
                   feedback_block * sizeof(float));
     float(*const target)[feedback_rows] = raw + c % 16;
+    float* const block = state.column(c) + first;
     for (int b = 0; b < feedback_block; ++b) {
-      float* const x = state.column(c + b) + first;
+      float* const x = block + state.stride * b;
       const f32 zero = set1(state.zero[c + b]);
       for (int r = 0; r < count; r += 16) {
         const f32 t = fms(load(x + r), load(state.inverse_scale + first + r), zero);
@@ -72,20 +98,7 @@ KVARN_ALWAYS_INLINE void encode_with_feedback(encode_state& state, const float* 
     }
     accumulate_products<false>(state.x + first, state.stride, c, coefficients, feedback_block,
                                target[0], feedback_rows, count);
-    for (int b = 0; b < feedback_block; ++b) {
-      float* const x = state.column(c + b) + first;
-      const f32 step = set1(state.step[c + b]);
-      const f32 inverse_range = set1(state.inverse_range[c + b]);
-      for (int r = 0; r < count; r += 16) {
-        f32 sum = load(target[b] + r);
-        for (int i = 0; i < b; ++i)
-          sum = fma(load(state.column(c + i) + first + r),
-                    set1(coefficients[feedback_block * (c + i) + b]), sum);
-        const f32 code = raw_code(sum, inverse_range, max_code);
-        store(target[b] + r, code);
-        store(x + r, fnma(sub(code, set1(code_magic)), step, load(x + r)));
-      }
-    }
+    round_block<0>(state, c, count, coefficients + feedback_block * c, block, target);
     if (c % 16 == 0) continue;
     for (int r = 0; r < count; r += 16) {
       code_words words{{set1_i32(0), set1_i32(0)}};
