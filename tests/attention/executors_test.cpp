@@ -1,0 +1,113 @@
+// The executors of examples/executors: every item runs once, and attention does not depend on who
+// runs it.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../examples/executors/thread_pool.hpp"
+#include "kvarn/kvarn.hpp"
+#include "support/tiles.hpp"
+#if defined(_OPENMP)
+#include "../examples/executors/openmp_executor.hpp"
+#endif
+
+namespace {
+
+TEST(thread_pool, runs_every_item_once) {
+  for (const int threads : {1, 2, 3, 8}) {
+    const kvarn_examples::thread_pool pool(threads);
+    for (const std::size_t count : {0u, 1u, 2u, 7u, 1000u}) {
+      std::vector<std::atomic<int>> runs(count);
+      pool(count, [&](std::size_t i) { ++runs[i]; });
+      for (std::size_t i = 0; i < count; ++i)
+        ASSERT_EQ(runs[i], 1) << threads << " threads, item " << i << " of " << count;
+    }
+  }
+}
+
+// Short calls one after another: a worker that wakes late must not run items of an earlier call.
+TEST(thread_pool, keeps_calls_apart) {
+  constexpr int calls = 20000;
+  const kvarn_examples::thread_pool pool(4);
+  std::vector<std::atomic<int>> runs(calls);
+  for (std::atomic<int>& own : runs) pool(3, [&own](std::size_t) { ++own; });
+  for (int call = 0; call < calls; ++call)
+    ASSERT_EQ(runs[static_cast<std::size_t>(call)], 3) << call;
+}
+
+TEST(thread_pool, shares_the_work) {
+  const kvarn_examples::thread_pool pool(3);
+  std::vector<std::thread::id> who(64);
+  pool(who.size(), [&](std::size_t i) {
+    who[i] = std::this_thread::get_id();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  EXPECT_EQ(std::set<std::thread::id>(who.begin(), who.end()).size(), 3u);
+}
+
+// Two KV heads: one step of three queries, cut along chunks, and a prefill of many, cut along rows.
+class attention_executors : public testing::Test {
+ protected:
+  using task = kvarn::attention_task<float, float, float>;
+  static constexpr int dim = 64, groups = 20, tail = 30, heads = 3, prefill = 25;
+
+  attention_executors() {
+    auto encode_keys = kvarn::tile_encoder::make(format_.key_layout()).value();
+    auto encode_values = kvarn::tile_encoder::make(format_.value_layout()).value();
+    for (int g = 0; g < groups; ++g) {
+      std::byte* const keys = pages_.data() + static_cast<std::size_t>(g) * format_.page_bytes(1);
+      std::byte* const values = keys + format_.value_offset(0);
+      encode_keys(kvarn_test::view(std::as_const(numbers_), dim).from(g), keys);
+      encode_values(kvarn_test::view(std::as_const(numbers_), dim).from(g + 1), values);
+      sealed_.push_back({keys, values, std::int64_t{g} * format_.group, format_.group});
+    }
+  }
+
+  template <class Executor>
+  std::vector<float> attend(const Executor& executor) const {
+    const std::int64_t end = std::int64_t{groups} * format_.group;
+    const auto view = kvarn_test::view(numbers_, dim);
+    std::vector<float> out(static_cast<std::size_t>(heads * (1 + prefill) * dim));
+    task step;
+    step.memory = {format_, {}, sealed_, {view, view.from(1), end, tail}};
+    step.queries = {view.from(2), 1, heads, end + tail - 1};
+    step.options.softmax_scale = 1.0f / std::sqrt(static_cast<float>(dim));
+    step.out = {out.data(), dim};
+    task many = step;
+    many.queries = {view.from(3), prefill, heads, end + tail - prefill};
+    many.out = step.out.from(heads);
+    const std::vector<task> tasks{step, many};
+    const kvarn::attention_batch<task> batch(tasks);
+    EXPECT_GT(batch.item_count(), 6u);
+    std::vector<float> workspace(batch.workspace());
+    batch.run(workspace.data(), executor);
+    return out;
+  }
+
+ private:
+  kvarn::cache_format format_{.key_head_dim = dim, .value_head_dim = dim};
+  std::vector<float> numbers_ = kvarn_test::random_tokens(200, dim, 1);
+  std::vector<std::byte> pages_ = std::vector<std::byte>(groups * format_.page_bytes(1));
+  std::vector<kvarn::sealed_group> sealed_;
+};
+
+TEST_F(attention_executors, give_the_same_bits) {
+  const std::vector<float> expected = attend(kvarn::serial_executor{});
+  for (const float x : expected) ASSERT_TRUE(std::isfinite(x) && x != 0.0f);
+  for (int threads = 1; threads <= 8; ++threads) {
+    EXPECT_EQ(attend(kvarn_examples::thread_pool(threads)), expected) << threads << " threads";
+#if defined(_OPENMP)
+    EXPECT_EQ(attend(kvarn_examples::openmp_executor{threads}), expected) << threads << " (OpenMP)";
+#endif
+  }
+}
+
+}  // namespace
