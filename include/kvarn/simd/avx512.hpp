@@ -111,6 +111,12 @@ KVARN_ALWAYS_INLINE f32 load_half(const void* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
 }
 
+// 16 UE5M3 codes: binary16 numbers without their sign and low 7 bits.
+KVARN_ALWAYS_INLINE f32 load_ue5m3(const void* p) {
+  const __m256i bytes = _mm256_cvtepu8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  return {_mm512_cvtph_ps(_mm256_slli_epi16(bytes, 7))};
+}
+
 // The sum of the lanes and their maximum; the order of the sum is that of kvarn::fold.
 KVARN_ALWAYS_INLINE float fold(f32 a) {
   const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));

@@ -76,12 +76,13 @@ encode_report encode_tile(tokens_view<T> tokens, tile_view out, const encoder_re
   state.rows = layout.rows();
   state.cols = layout.cols();
   state.max_code = layout.max_code();
-  load_tile(tokens, layout, rotate, state.x, state.stride, report.replaced);
+  alignas(64) float row_scale[max_head_dim];
+  const bool rms = recipe.scaling == row_scaling::rms;
+  load_tile(tokens, layout, rotate, state.x, state.stride, rms ? row_scale : nullptr,
+            report.replaced);
   const float unit = rotate ? hadamard_norm(layout.head_dim) : 1.0f;
 
-  if (recipe.scaling == row_scaling::rms) {
-    alignas(64) float row_scale[max_head_dim];
-    sum_row_squares(state.x, state.stride, state.rows, state.cols, row_scale);
+  if (rms) {
     const f32 inverse_n = set1(1.0f / static_cast<float>(state.cols));
     for (int r = 0; r < state.rows; r += 16)
       store(row_scale + r, mul(sqrt(mul(load(row_scale + r), inverse_n)), set1(unit)));
@@ -105,11 +106,32 @@ encode_report encode_tile(tokens_view<T> tokens, tile_view out, const encoder_re
   return report;
 }
 
-// The columns' steps and zeros of a tile as numbers.
-struct tile_grid {
-  alignas(64) float zero[max_head_dim];
-  alignas(64) float step[max_head_dim];
+// The codes of one row, in one plane or two.
+struct row_codes {
+  const std::byte* low;
+  const std::byte* high;
+  std::ptrdiff_t low_stride;
+  std::ptrdiff_t high_stride;
+
+  KVARN_ALWAYS_INLINE row_codes(const_tile_view tile, int row)
+      : low(tile.data + tile.layout.code_offset(0, row)),
+        high(tile.data + tile.layout.code_offset(tile.layout.planes() - 1, row)),
+        low_stride(static_cast<std::ptrdiff_t>(tile.layout.plane_row_bytes(0))),
+        high_stride(
+            static_cast<std::ptrdiff_t>(tile.layout.plane_row_bytes(tile.layout.planes() - 1))) {}
+
+  // Those of the 16 columns from c on, `rows` rows below, as numbers.
+  template <int Bits>
+  KVARN_ALWAYS_INLINE f32 numbers(int c, int rows = 0) const {
+    return load_codes<Bits>(low + low_stride * rows + c * (Bits == 4 ? 4 : 2) / 8,
+                            high + high_stride * rows + c / 8);
+  }
+  KVARN_ALWAYS_INLINE void advance() {
+    low += low_stride;
+    high += high_stride;
+  }
 };
+
 KVARN_ALWAYS_INLINE f32 load_zeros(const_tile_view tile, int c) {
   return load_half(tile.data + tile.layout.zero_offset() + 2 * c);
 }
@@ -117,27 +139,20 @@ KVARN_ALWAYS_INLINE f32 load_steps(const_tile_view tile, int c) {
   return decode_scales(tile.data + tile.layout.step_offset() + c, tile.layout.scale);
 }
 
-// The codes of one row: its plane, or both.
-struct row_planes {
-  const std::byte* plane[2];
-
-  KVARN_ALWAYS_INLINE row_planes(const_tile_view tile, int row)
-      : plane{tile.data + tile.layout.code_offset(0, row),
-              tile.data + tile.layout.code_offset(tile.layout.planes() - 1, row)} {}
-};
-// Those of the 16 columns from c on, as numbers.
-template <int Bits>
-KVARN_ALWAYS_INLINE f32 load_codes(const row_planes& planes, int c) {
-  return load_codes<Bits>(planes.plane[0] + c * (Bits == 4 ? 4 : 2) / 8, planes.plane[1] + c / 8);
+// The scales of rows first .. end - 1, in row_scale[row].
+KVARN_ALWAYS_INLINE void load_row_scales(const_tile_view tile, int first, int end,
+                                         float* row_scale) {
+  for (int r = first / 16 * 16; r < end; r += 16)
+    store(row_scale + r,
+          decode_scales(tile.data + tile.layout.scale_offset() + r, tile.layout.scale));
 }
 
 template <int Bits>
 void decode_row(const_tile_view tile, int row, float* out) {
-  const tile_layout& layout = tile.layout;
-  const row_planes planes(tile, row);
+  const row_codes codes(tile, row);
   const f32 scale = set1(tile.scale(row));
-  for (int c = 0; c < layout.cols(); c += 16) {
-    const f32 y = fma(load_codes<Bits>(planes, c), load_steps(tile, c), load_zeros(tile, c));
+  for (int c = 0; c < tile.layout.cols(); c += 16) {
+    const f32 y = fma(codes.numbers<Bits>(c), load_steps(tile, c), load_zeros(tile, c));
     store(out + c, mul(y, scale));
   }
 }
@@ -149,35 +164,45 @@ inline void decode_row(const_tile_view tile, int row, float* out) {
   if (tile.layout.bits == 4) decode_row<4>(tile, row, out);
 }
 
+// Sixteen channels of a token.
 template <class T>
-KVARN_ALWAYS_INLINE void store_vector(tokens_view<T> out, int token, int head_dim, const float* x) {
+KVARN_ALWAYS_INLINE void store_channels(tokens_view<T> out, int token, int channel, f32 x) {
   if (out.channel_stride == 1) {
-    T* const to = out.data + token * out.token_stride;
-    for (int d = 0; d < head_dim; d += 16) store_channels(to + d, load(x + d));
+    store_channels(out.data + token * out.token_stride + channel, x);
   } else {
-    for (int d = 0; d < head_dim; ++d) out.store(token, d, x[d]);
+    alignas(64) float values[16];
+    store(values, x);
+    for (int i = 0; i < 16; ++i) out.store(token, channel + i, values[i]);
   }
 }
 
 // Keys: a token is a row.
 template <int Bits, class T>
 void decode_rows(const_tile_view tile, int first, int count, tokens_view<T> out, bool rotate_back) {
-  const tile_layout& layout = tile.layout;
-  tile_grid grid;
-  for (int c = 0; c < layout.head_dim; c += 16) {
-    store(grid.zero + c, load_zeros(tile, c));
-    store(grid.step + c, load_steps(tile, c));
-  }
+  const int head_dim = tile.layout.head_dim;
+  alignas(64) float zero[max_head_dim];
+  alignas(64) float step[max_head_dim];
+  alignas(64) float scale[max_group];
   alignas(64) float vector[max_head_dim];
+  for (int c = 0; c < head_dim; c += 16) {
+    store(zero + c, load_zeros(tile, c));
+    store(step + c, load_steps(tile, c));
+  }
+  load_row_scales(tile, first, first + count, scale);
+  row_codes codes(tile, first);
   for (int t = 0; t < count; ++t) {
-    const row_planes planes(tile, first + t);
-    const f32 scale = set1(tile.scale(first + t));
-    for (int c = 0; c < layout.head_dim; c += 16) {
-      const f32 y = fma(load_codes<Bits>(planes, c), load(grid.step + c), load(grid.zero + c));
-      store(vector + c, mul(y, scale));
+    float* x = vector;
+    if constexpr (std::is_same_v<T, float>)
+      if (out.channel_stride == 1) x = out.data + t * out.token_stride;
+    const f32 row_scale = set1(scale[first + t]);
+    for (int c = 0; c < head_dim; c += 16) {
+      const f32 y = fma(codes.template numbers<Bits>(c), load(step + c), load(zero + c));
+      store(x + c, mul(y, row_scale));
     }
-    if (rotate_back) hadamard(vector, layout.head_dim);
-    store_vector(out, t, layout.head_dim, vector);
+    codes.advance();
+    if (rotate_back) hadamard(x, head_dim);
+    if (x == vector)
+      for (int d = 0; d < head_dim; d += 16) store_channels(out, t, d, load(x + d));
   }
 }
 
@@ -185,24 +210,21 @@ void decode_rows(const_tile_view tile, int first, int count, tokens_view<T> out,
 template <int Bits, class T>
 void decode_columns(const_tile_view tile, int first, int count, tokens_view<T> out,
                     bool rotate_back) {
-  const tile_layout& layout = tile.layout;
-  const int head_dim = layout.head_dim;
+  const int head_dim = tile.layout.head_dim;
   const int block = head_dim / hadamard_core(head_dim);
+  const f32 norm = set1(rotate_back ? hadamard_norm(head_dim) : 1.0f);
   alignas(64) float scale[max_head_dim];
-  for (int d = 0; d < head_dim; d += 16)
-    store(scale + d, decode_scales(tile.data + layout.scale_offset() + d, layout.scale));
-  const f32 norm = set1(hadamard_norm(head_dim));
   alignas(64) float columns[16 * max_head_dim];
+  load_row_scales(tile, 0, head_dim, scale);
   for (int c = first / 16 * 16; c < first + count; c += 16) {
     const f32 zero = load_zeros(tile, c);
     const f32 step = load_steps(tile, c);
     for (int d = 0; d < head_dim; d += 16) {
+      const row_codes codes(tile, d);
       f32 r[16];
       KVARN_UNROLL
-      for (int i = 0; i < 16; ++i) {
-        const row_planes planes(tile, d + i);
-        r[i] = mul(fma(load_codes<Bits>(planes, c), step, zero), set1(scale[d + i]));
-      }
+      for (int i = 0; i < 16; ++i)
+        r[i] = mul(fma(codes.template numbers<Bits>(c, i), step, zero), set1(scale[d + i]));
       if (rotate_back) first_column_stages(r, block);
       KVARN_UNROLL
       for (int i = 0; i < 16; ++i) store(columns + 16 * (d + i), r[i]);
@@ -213,20 +235,13 @@ void decode_columns(const_tile_view tile, int first, int count, tokens_view<T> o
     for (int d = 0; d < head_dim; d += 16) {
       f32 r[16];
       KVARN_UNROLL
-      for (int i = 0; i < 16; ++i) {
-        r[i] = load(columns + 16 * (d + i));
-        if (rotate_back) r[i] = mul(r[i], norm);
-      }
+      for (int i = 0; i < 16; ++i) r[i] = mul(load(columns + 16 * (d + i)), norm);
       transpose(r);
-      for (int i = begin; i < end; ++i) {
-        const int token = c + i - first;
-        if (out.channel_stride == 1) {
-          store_channels(out.data + token * out.token_stride + d, r[i]);
-        } else {
-          alignas(64) float x[16];
-          store(x, r[i]);
-          for (int k = 0; k < 16; ++k) out.store(token, d + k, x[k]);
-        }
+      if (begin == 0 && end == 16) {
+        KVARN_UNROLL
+        for (int i = 0; i < 16; ++i) store_channels(out, c + i - first, d, r[i]);
+      } else {
+        for (int i = begin; i < end; ++i) store_channels(out, c + i - first, d, r[i]);
       }
     }
   }

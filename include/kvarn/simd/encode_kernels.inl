@@ -29,22 +29,27 @@ struct encode_state {
   KVARN_ALWAYS_INLINE float* column(int c) const { return x + stride * c; }
 };
 
-// Loads channels 0 .. head_dim - 1 of a token as floats, sanitized.
+// Loads channels 0 .. head_dim - 1 of a token as floats, sanitized, and rotates them, without the
+// factor, where it says so.
 template <class T>
-void load_vector(tokens_view<T> tokens, int token, int head_dim, float* x,
+void load_vector(tokens_view<T> tokens, int token, int head_dim, bool rotate, float* x,
                  replaced_values& replaced) {
-  if (tokens.channel_stride != 1) {
+  const i32 largest_allowed = set1_i32(largest_storable);
+  if (tokens.channel_stride == 1) {
+    const T* const in = tokens.data + token * tokens.token_stride;
+    if (rotate && head_dim == 64 && !any_less(largest_allowed, rotate_registers<4, false>(in, x)))
+      return;
+    if (rotate && head_dim == 128 && !any_less(largest_allowed, rotate_registers<8, false>(in, x)))
+      return;
+    for (int d = 0; d < head_dim; d += 16) store(x + d, load_channels(in + d));
+  } else {
     for (int d = 0; d < head_dim; ++d) x[d] = tokens.load(token, d);
   }
-  const auto* in = tokens.channel_stride == 1 ? tokens.data + token * tokens.token_stride : nullptr;
-  i32 largest = set1_i32(0);
-  for (int d = 0; d < head_dim; d += 16) {
-    const f32 value = in != nullptr ? load_channels(in + d) : load(x + d);
-    largest = max(largest, magnitude_bits(value));
-    store(x + d, value);
-  }
-  if (any_less(set1_i32(largest_storable), largest))
+  i32 largest = magnitude_bits(load(x));
+  for (int d = 16; d < head_dim; d += 16) largest = max(largest, magnitude_bits(load(x + d)));
+  if (any_less(largest_allowed, largest))
     for (int d = 0; d < head_dim; d += 16) store(x + d, sanitize(load(x + d), replaced));
+  if (rotate) hadamard_unnormalized(x, head_dim);
 }
 
 // Sixteen channels of 16 tokens: r[i] has channel + i of token + lane.
@@ -70,35 +75,6 @@ KVARN_ALWAYS_INLINE void load_columns(tokens_view<T> tokens, int token, int chan
   transpose(r);
 }
 
-// kvarn::detail::load_tile into a column-major tile of that stride.
-template <class T>
-void load_tile(tokens_view<T> tokens, const tile_layout& layout, bool rotate, float* x,
-               std::ptrdiff_t stride, replaced_values& replaced) {
-  const int head_dim = layout.head_dim;
-  if (layout.kind == tile_kind::value) {
-    for (int t = 0; t < layout.group; ++t) {
-      float* const column = x + stride * t;
-      load_vector(tokens, t, head_dim, column, replaced);
-      if (rotate) hadamard_unnormalized(column, head_dim);
-    }
-    return;
-  }
-  const int block = head_dim / hadamard_core(head_dim);
-  alignas(64) float columns[16 * max_head_dim];
-  for (int t = 0; t < layout.group; t += 16) {
-    for (int d = 0; d < head_dim; d += 16) {
-      f32 r[16];
-      load_columns(tokens, t, d, r, replaced);
-      if (rotate) first_column_stages(r, block);
-      float* const to = rotate ? columns + 16 * d : x + stride * d + t;
-      const std::ptrdiff_t next = rotate ? 16 : stride;
-      KVARN_UNROLL
-      for (int i = 0; i < 16; ++i) store(to + next * i, r[i]);
-    }
-    if (rotate) rotate_columns(columns, head_dim, x + t, stride);
-  }
-}
-
 // kvarn::fold of 16 sums in each lane, into s[0].
 template <int Half>
 KVARN_ALWAYS_INLINE void fold_registers(f32 (&s)[16]) {
@@ -108,8 +84,8 @@ KVARN_ALWAYS_INLINE void fold_registers(f32 (&s)[16]) {
 }
 
 // The sum of the squares of each row.
-inline void sum_row_squares(const float* x, std::ptrdiff_t stride, int rows, int cols,
-                            float* squares) {
+[[gnu::noinline]] inline void sum_row_squares(const float* x, std::ptrdiff_t stride, int rows,
+                                              int cols, float* squares) {
   for (int r = 0; r < rows; r += 16) {
     f32 s[16];
     KVARN_UNROLL
@@ -124,6 +100,42 @@ inline void sum_row_squares(const float* x, std::ptrdiff_t stride, int rows, int
     }
     fold_registers<8>(s);
     store(squares + r, s[0]);
+  }
+}
+
+// kvarn::detail::load_tile into a column-major tile of that stride; `squares` receives the sums of
+// the squares of the rows, unless it is null.
+template <class T>
+void load_tile(tokens_view<T> tokens, const tile_layout& layout, bool rotate, float* x,
+               std::ptrdiff_t stride, float* squares, replaced_values& replaced) {
+  const int head_dim = layout.head_dim;
+  if (layout.kind == tile_kind::value) {
+    for (int t = 0; t < layout.group; ++t) {
+      float* const column = x + stride * t;
+      load_vector(tokens, t, head_dim, rotate, column, replaced);
+    }
+    if (squares != nullptr) sum_row_squares(x, stride, head_dim, layout.group, squares);
+    return;
+  }
+  const int block = head_dim / hadamard_core(head_dim);
+  alignas(64) float columns[16 * max_head_dim];
+  for (int t = 0; t < layout.group; t += 16) {
+    for (int d = 0; d < head_dim; d += 16) {
+      f32 r[16];
+      load_columns(tokens, t, d, r, replaced);
+      if (rotate) {
+        first_column_stages(r, block);
+        // Where rotate_columns stores in a burst.
+        for (int i = 0; i < 16; ++i)
+          prefetch(reinterpret_cast<const std::byte*>(x + stride * (d + i) + t));
+      }
+      float* const to = rotate ? columns + 16 * d : x + stride * d + t;
+      const std::ptrdiff_t next = rotate ? 16 : stride;
+      KVARN_UNROLL
+      for (int i = 0; i < 16; ++i) store(to + next * i, r[i]);
+    }
+    if (rotate) rotate_columns(columns, head_dim, x + t, stride);
+    if (squares != nullptr) sum_row_squares(x + t, stride, 16, head_dim, squares + t);
   }
 }
 

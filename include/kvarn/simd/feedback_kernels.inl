@@ -140,13 +140,15 @@ replaced_values add_queries(tokens_view<T> queries, int count, bool rotate, int 
                             float* sums) {
   constexpr int at_once = 32;
   alignas(64) float vectors[at_once * max_head_dim];
+  const f32 norm = set1(hadamard_norm(head_dim));
   replaced_values replaced;
   for (int first = 0; first < count; first += at_once) {
     const int several = count - first < at_once ? count - first : at_once;
     for (int i = 0; i < several; ++i) {
       float* const q = vectors + static_cast<std::ptrdiff_t>(i) * head_dim;
-      load_vector(queries, first + i, head_dim, q, replaced);
-      if (rotate) hadamard(q, head_dim);
+      load_vector(queries, first + i, head_dim, rotate, q, replaced);
+      if (rotate)
+        for (int d = 0; d < head_dim; d += 16) store(q + d, mul(load(q + d), norm));
     }
     accumulate_moment(vectors, head_dim, several, sums);
   }

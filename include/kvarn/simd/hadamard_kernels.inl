@@ -68,17 +68,31 @@ inline void paley(int core, const float* in, std::ptrdiff_t stride, float* out,
   if (core == 28) paley<13>(in, stride, out, out_stride);
 }
 
-// 16 * Count channels.
-template <int Count, bool Normalize>
-KVARN_ALWAYS_INLINE void rotate_registers(float* x) {
+// The stages within the lanes of 16 channels at p. `largest`: of magnitude_bits.
+template <class T>
+KVARN_ALWAYS_INLINE f32 load_rotated(const T* p, i32& largest) {
+  const f32 x = load_channels(p);
+  largest = max(largest, magnitude_bits(x));
+  f32 a;
+  if constexpr (std::is_same_v<T, float>)
+    a = load_butterfly(p);
+  else
+    a = butterfly<1>(x);
+  return butterfly<8>(butterfly<4>(butterfly<2>(a)));
+}
+
+// 16 * Count channels. The result: magnitude_bits of the largest ones.
+template <int Count, bool Normalize, class T>
+KVARN_ALWAYS_INLINE i32 rotate_registers(const T* in, float* out) {
   const f32 norm = set1(Normalize ? hadamard_norm(16 * Count) : 1.0f);
   f32 r[Count];
+  i32 largest = set1_i32(0);
   KVARN_UNROLL
-  for (int i = 0; i < Count; ++i)
-    r[i] = butterfly<8>(butterfly<4>(butterfly<2>(load_butterfly(x + 16 * i))));
+  for (int i = 0; i < Count; ++i) r[i] = load_rotated(in + 16 * i, largest);
   butterflies<1, Count>(r);
   KVARN_UNROLL
-  for (int i = 0; i < Count; ++i) store(x + 16 * i, Normalize ? mul(r[i], norm) : r[i]);
+  for (int i = 0; i < Count; ++i) store(out + 16 * i, Normalize ? mul(r[i], norm) : r[i]);
+  return largest;
 }
 
 // n = core * block channels with block 4, 8 or 16, times norm.
@@ -97,24 +111,35 @@ inline void rotate_with_core(float* x, int n, int core, f32 norm) {
   for (int i = 0; i < n; i += 16) store(x + i, mul(load(buffer + i), norm));
 }
 
+// Out of line, so that the common sizes need no frame.
 template <bool Normalize>
-void rotate_vector(float* x, int n) {
-  if (n == 64) return rotate_registers<4, Normalize>(x);
-  if (n == 128) return rotate_registers<8, Normalize>(x);
-  if (n == 256) return rotate_registers<16, Normalize>(x);
+[[gnu::noinline]] void rotate_other(float* x, int n) {
   const f32 norm = set1(Normalize ? hadamard_norm(n) : 1.0f);
-  if (n == 512) {
-    rotate_registers<16, false>(x);
-    rotate_registers<16, false>(x + 256);
-    return join_halves(x, 256, norm);
-  }
   const int core = hadamard_core(n);
   KVARN_ASSERT(core != 0);
-  if (core != 1 && n % 16 == 0 && n / core <= 16) return rotate_with_core(x, n, core, norm);
-  if constexpr (Normalize)
+  if (n == 512) {
+    rotate_registers<16, false>(x, x);
+    rotate_registers<16, false>(x + 256, x + 256);
+    join_halves(x, 256, norm);
+  } else if (core != 1 && n % 16 == 0 && n / core <= 16) {
+    rotate_with_core(x, n, core, norm);
+  } else if constexpr (Normalize) {
     kvarn::hadamard(x, n);
-  else
+  } else {
     kvarn::hadamard_unnormalized(x, n);
+  }
+}
+
+template <bool Normalize>
+KVARN_ALWAYS_INLINE void rotate_vector(float* x, int n) {
+  if (n == 64)
+    rotate_registers<4, Normalize>(x, x);
+  else if (n == 128)
+    rotate_registers<8, Normalize>(x, x);
+  else if (n == 256)
+    rotate_registers<16, Normalize>(x, x);
+  else
+    rotate_other<Normalize>(x, n);
 }
 
 // As kvarn::hadamard_unnormalized and kvarn::hadamard; fast for the supported head dimensions.

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "../attention/attention.hpp"
 #include "../attention/scalar_attention.hpp"

@@ -12,7 +12,7 @@ KVARN_ALWAYS_INLINE f32 decode_scales(i32 code, scale_type type) {
 
 // Steps or scales of 16 columns or rows.
 KVARN_ALWAYS_INLINE f32 decode_scales(const std::byte* codes, scale_type type) {
-  return decode_scales(load_u8(codes), type);
+  return type == scale_type::ue5m3 ? load_ue5m3(codes) : decode_scales(load_u8(codes), type);
 }
 
 // The FP8 codes nearest to `value`.
