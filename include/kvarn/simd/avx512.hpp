@@ -1,4 +1,5 @@
-// AVX-512 (F, BW, DQ, VL, VNNI, VBMI): the vector operations, and the kernels compiled for them.
+// AVX-512 (F, BW, DQ, VL, VNNI, VBMI, GFNI): the vector operations, and the kernels compiled for
+// them.
 #pragma once
 
 #include "kernel_includes.hpp"
@@ -7,9 +8,9 @@
 #include <immintrin.h>
 
 #if defined(__clang__)
-#pragma clang attribute push(                                                               \
-    __attribute__((                                                                         \
-        target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi"))), \
+#pragma clang attribute push(                                                                    \
+    __attribute__((                                                                              \
+        target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni"))), \
     apply_to = function)
 #else
 #pragma GCC push_options
@@ -17,7 +18,7 @@
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni")
 #endif
 
 namespace kvarn {
@@ -62,6 +63,7 @@ KVARN_ALWAYS_INLINE f32 from_bits(i32 a) { return {_mm512_castsi512_ps(a.v)}; }
 KVARN_ALWAYS_INLINE f32 to_float(i32 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 KVARN_ALWAYS_INLINE i32 set1_i32(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
 KVARN_ALWAYS_INLINE i32 load_i32(const std::int32_t* p) { return {_mm512_loadu_si512(p)}; }
+KVARN_ALWAYS_INLINE void store_i32(std::int32_t* p, i32 a) { _mm512_storeu_si512(p, a.v); }
 KVARN_ALWAYS_INLINE i32 add(i32 a, i32 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 KVARN_ALWAYS_INLINE i32 sub(i32 a, i32 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 KVARN_ALWAYS_INLINE i32 bit_and(i32 a, i32 b) { return {_mm512_and_si512(a.v, b.v)}; }
@@ -228,26 +230,22 @@ using words = i32;
 KVARN_ALWAYS_INLINE words broadcast_words(std::int32_t x) { return set1_i32(x); }
 KVARN_ALWAYS_INLINE words load_words(const std::int32_t* p) { return load_i32(p); }
 // Each lane by its own count.
-KVARN_ALWAYS_INLINE words shift_right(words a, words count) {
-  return {_mm512_srlv_epi32(a.v, count.v)};
-}
 KVARN_ALWAYS_INLINE words shift_left(words a, words count) {
   return {_mm512_sllv_epi32(a.v, count.v)};
 }
-KVARN_ALWAYS_INLINE void store_words(std::int32_t* p, words a) { _mm512_storeu_si512(p, a.v); }
+KVARN_ALWAYS_INLINE void store_words(std::int32_t* p, words a) { store_i32(p, a); }
 
-// Words first .. first + count - 1 of 16 rows that are `stride` bytes apart; count <=
-// words_at_once.
-KVARN_ALWAYS_INLINE void load_words(const std::byte* first, std::size_t stride, int count,
+// The words from `first` on of 16 rows that are `stride` bytes apart. Reads words_at_once words of
+// each row, also where fewer are left: what follows the codes belongs to the record too.
+KVARN_ALWAYS_INLINE void load_words(const std::byte* first, std::size_t stride,
                                     words (&out)[words_at_once]) {
   __m512i t[8];
-  const auto mask = static_cast<__mmask8>((1u << count) - 1u);
   KVARN_UNROLL
   for (int r = 0; r < 8; ++r) {
-    const std::byte* low = first + static_cast<std::size_t>(r) * stride;
-    const __m256i a = _mm256_maskz_loadu_epi32(mask, low);
-    const __m256i b = _mm256_maskz_loadu_epi32(mask, low + 8 * stride);
-    t[r] = _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+    const std::byte* const low = first + static_cast<std::size_t>(r) * stride;
+    const auto* const high = reinterpret_cast<const __m256i*>(low + 8 * stride);
+    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(low));
+    t[r] = _mm512_inserti64x4(_mm512_zextsi256_si512(a), _mm256_loadu_si256(high), 1);
   }
   __m512i u[8];
   KVARN_UNROLL
@@ -271,9 +269,9 @@ KVARN_ALWAYS_INLINE void load_words(const std::byte* first, std::size_t stride, 
   }
 }
 
-// The inverse: the first `bytes` (at most 32) bytes of 8 words of 16 rows.
+// The first `bytes` (at most 32) bytes of 8 words of 16 rows, one row a lane.
 KVARN_ALWAYS_INLINE void store_rows(std::byte* first, std::size_t stride, int bytes,
-                                    const words (&in)[words_at_once]) {
+                                    const i32 (&in)[8]) {
   __m512i u[8];
   KVARN_UNROLL
   for (int i = 0; i < 8; i += 2) {
@@ -344,30 +342,99 @@ KVARN_ALWAYS_INLINE void prefetch(const std::byte* p) {
   _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
 }
 
+// p * 2^whole where x >= least, else 0. `whole` has integers; the results are normal numbers.
+KVARN_ALWAYS_INLINE f32 scale_from(f32 x, float least, f32 p, f32 whole) {
+  const __mmask16 keep = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(least), _CMP_GE_OQ);
+  return {_mm512_maskz_scalef_ps(keep, p.v, whole.v)};
+}
+
+// For each code of a byte the 8 x 8 matrix of bits that takes it out and shifts it left by `shift`:
+// row 7 - i selects bit i of the result.
+struct cut_matrices {
+  std::int64_t of_code[8] = {};
+  constexpr cut_matrices(int width, int shift) {
+    for (int s = 0; s < 8 / width; ++s) {
+      std::uint64_t rows = 0;
+      for (int i = 0; i < width; ++i)
+        rows |= std::uint64_t{1} << (8 * (7 - shift - i) + width * s + i);
+      of_code[s] = static_cast<std::int64_t>(rows);
+    }
+  }
+};
+// Takes the codes of a plane out of the bytes of a word.
+class code_cutter {
+ public:
+  // Of `width` bits, to be shifted left by `shift`, which is 0 or 2.
+  KVARN_ALWAYS_INLINE explicit code_cutter(int width, int shift = 0)
+      : matrices_(all[shift / 2][width / 2].of_code) {}
+  // Code s of each byte, for s = 0 .. 8 / width - 1 in this order.
+  KVARN_ALWAYS_INLINE words cut(words& word, int s) const {
+    return {_mm512_gf2p8affine_epi64_epi8(word.v, _mm512_set1_epi64(matrices_[s]), 0)};
+  }
+
+ private:
+  static constexpr cut_matrices all[2][3] = {{{1, 0}, {2, 0}, {4, 0}}, {{1, 2}, {2, 2}, {4, 2}}};
+  const std::int64_t* matrices_;
+};
+
 // Exact sums of products of codes (unsigned bytes) and operands (signed bytes), four a lane.
 struct dot_sum {
   __m512i v;
 };
 inline constexpr int dot_accumulators = 16;
-inline constexpr int heads_at_once = 4;
+inline constexpr int max_dot_columns = 16;
 inline constexpr bool dots_need_flush = false;
 constexpr int dots_before_flush(int) { return max_head_dim; }
 KVARN_ALWAYS_INLINE dot_sum no_dots() { return {_mm512_setzero_si512()}; }
-KVARN_ALWAYS_INLINE void dot(dot_sum& sum, words codes, const std::int32_t* operand) {
-  // Written out for the broadcast memory operand, which g++ 12 does not form: it spends a register
-  // and a load on each operand instead, spills, and is 1.4 times slower.
+KVARN_ALWAYS_INLINE void add_dots(dot_sum& sum, words codes, words operands) {
+  sum.v = _mm512_dpbusd_epi32(sum.v, codes.v, operands.v);
+}
+// With one operand for all lanes: a broadcast from memory, which g++ 12 does not form by itself.
+KVARN_ALWAYS_INLINE void add_dots(dot_sum& sum, words codes, const std::int32_t* operand) {
   __asm__("vpdpbusd {%2%{1to16%}, %1, %0|%0, %1, %2%{1to16%}}"
           : "+v"(sum.v)
           : "v"(codes.v), "m"(*operand));
 }
 KVARN_ALWAYS_INLINE words flush(dot_sum sum) { return {sum.v}; }
 
-// The first 16 bytes at p, byte i from byte pattern[i].
-KVARN_ALWAYS_INLINE void shuffle16(const std::uint8_t* p, const std::uint8_t* pattern,
-                                   std::uint8_t* out) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  const __m128i order = _mm_loadu_si128(reinterpret_cast<const __m128i*>(pattern));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_shuffle_epi8(bytes, order));
+// The low byte of each lane of four vectors, as the signed number that it is, and the second byte
+// of what is left without it; in an order that store_quads undoes.
+struct split_bytes {
+  __m512i low;
+  __m512i high;
+};
+inline constexpr int bytes_at_once = 64;
+KVARN_ALWAYS_INLINE split_bytes split(const i32 (&a)[4]) {
+  constexpr __mmask32 odd_words = 0xaaaaaaaa;
+  constexpr __mmask64 odd_bytes = 0xaaaaaaaaaaaaaaaa;
+  const __m512i first = _mm512_mask_blend_epi16(odd_words, a[0].v, _mm512_slli_epi32(a[1].v, 16));
+  const __m512i second = _mm512_mask_blend_epi16(odd_words, a[2].v, _mm512_slli_epi32(a[3].v, 16));
+  const __m512i carry = _mm512_set1_epi16(128);
+  const __m512i first_high = _mm512_srli_epi16(_mm512_add_epi16(first, carry), 8);
+  const __m512i second_high = _mm512_add_epi16(second, carry);
+  return {_mm512_mask_blend_epi8(odd_bytes, first, _mm512_slli_epi16(second, 8)),
+          _mm512_mask_blend_epi8(odd_bytes, first_high, second_high)};
+}
+struct quad_order {
+  std::uint8_t source[64];
+};
+constexpr quad_order order_of_quads(int width) {
+  quad_order order{};
+  const int shifts = 8 / width;
+  for (int i = 0; i < 64; ++i) {
+    const int quad = i / 4;
+    const int column = 32 / width * (quad / shifts) + shifts * (i % 4) + quad % shifts;
+    const int vector = column / 16;
+    order.source[i] = static_cast<std::uint8_t>(4 * (column % 16) + 2 * (vector % 2) + vector / 2);
+  }
+  return order;
+}
+// To the order in which codes of a width leave a word: see folded_heads.
+KVARN_ALWAYS_INLINE void store_quads(std::int32_t* out, __m512i bytes, int width) {
+  alignas(64) static constexpr quad_order orders[3] = {order_of_quads(1), order_of_quads(2),
+                                                       order_of_quads(4)};
+  const __m512i order = _mm512_load_si512(orders[width / 2].source);
+  _mm512_store_si512(out, _mm512_permutexvar_epi8(order, bytes));
 }
 
 // In this order: later ones use earlier ones.
@@ -378,6 +445,8 @@ KVARN_ALWAYS_INLINE void shuffle16(const std::uint8_t* p, const std::uint8_t* pa
 #include "encode_kernels.inl"
 #include "feedback_kernels.inl"
 #include "codec_kernels.inl"
+#include "operands.inl"
+#include "code_sums.inl"
 #include "attention_kernels.inl"
 #include "kernels.inl"
 // clang-format on

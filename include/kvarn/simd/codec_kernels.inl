@@ -39,6 +39,7 @@ void encode_codes(encode_state& state, const encoder_recipe& recipe, const float
       encode_with_feedback<Bits>(state, upper, r,
                                  state.rows - r < feedback_rows ? state.rows - r : feedback_rows);
 
+  constexpr int at_once = 8;
   const std::int32_t* plane_words = state.words;
   for (int plane = 0; plane < layout.planes(); ++plane) {
     const auto bytes = static_cast<int>(layout.plane_row_bytes(plane));
@@ -46,15 +47,15 @@ void encode_codes(encode_state& state, const encoder_recipe& recipe, const float
     const int count = (bytes + 3) / 4;
     for (int r = 0; r < state.rows; r += 16) {
       std::byte* const out = state.out.data + layout.code_offset(plane, r);
-      for (int first = 0; first < count; first += words_at_once) {
-        words w[words_at_once];
+      for (int first = 0; first < count; first += at_once) {
+        i32 w[at_once];
         KVARN_UNROLL
-        for (int i = 0; i < words_at_once; ++i) {
+        for (int i = 0; i < at_once; ++i) {
           const int word = first + i < count ? first + i : count - 1;
-          w[i] = load_words(plane_words + state.rows * word + r);
+          w[i] = load_i32(plane_words + state.rows * word + r);
         }
         const int left = bytes - 4 * first;
-        store_rows(out + 4 * first, stride, left < 4 * words_at_once ? left : 4 * words_at_once, w);
+        store_rows(out + 4 * first, stride, left < 4 * at_once ? left : 4 * at_once, w);
       }
     }
     plane_words += state.rows * count;

@@ -2,7 +2,10 @@
 #pragma once
 
 #include "../config.hpp"
+#include "amx.hpp"
+#include "avx2.hpp"
 #include "avx512.hpp"
+#include "avx_vnni.hpp"
 #include "scalar.hpp"
 #include "target.hpp"
 
@@ -16,8 +19,14 @@ decltype(auto) with_kernels(target on, const F& f) {
   KVARN_ASSERT(is_available(on));
   switch (on) {
 #if defined(__x86_64__)
+    case target::avx2:
+      return f(avx2::kernels{});
+    case target::avx_vnni:
+      return f(avx_vnni::kernels{});
     case target::avx512:
       return f(avx512::kernels{});
+    case target::amx:
+      return f(amx::kernels{});
 #endif
     default:
       return f(scalar::kernels{});

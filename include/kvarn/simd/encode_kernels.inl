@@ -312,14 +312,14 @@ KVARN_ALWAYS_INLINE void append_code(code_words& words, int column, f32 raw) {
 template <int Bits>
 KVARN_ALWAYS_INLINE void keep_words(encode_state& state, int c, int r, const code_words& words) {
   std::int32_t* const low = state.words + state.rows * (c * (Bits == 4 ? 4 : 2) / 32) + r;
-  store_words(low, words.w[0]);
-  if constexpr (Bits == 4) store_words(low + state.rows, words.w[1]);
+  store_i32(low, words.w[0]);
+  if constexpr (Bits == 4) store_i32(low + state.rows, words.w[1]);
   if constexpr (Bits == 3) {
     std::int32_t* const high = state.words + state.rows * (state.cols / 16 + c / 32) + r;
     if (c % 32 == 0)
-      store_words(high, words.w[1]);
+      store_i32(high, words.w[1]);
     else
-      store_words(high, bit_or(load_words(high), shift_left<16>(words.w[1])));
+      store_i32(high, bit_or(load_i32(high), shift_left<16>(words.w[1])));
   }
 }
 

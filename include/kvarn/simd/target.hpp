@@ -26,7 +26,7 @@ enum class target : std::uint8_t {
   scalar,    // plain C++: the definition
   avx2,      // AVX2, FMA, F16C
   avx_vnni,  // the same with 256-bit VNNI
-  avx512,    // AVX-512 F, BW, DQ, VL, VNNI, VBMI
+  avx512,    // AVX-512 F, BW, DQ, VL, VNNI, VBMI, and GFNI
   amx,       // the same with AMX int8 tiles
   neon,      // AArch64 with the dot product extension
 };
@@ -88,7 +88,6 @@ inline unsigned detect_targets() {
   unsigned found = mask(target::scalar);
   const cpuid_registers one = cpuid(1, 0);
   const cpuid_registers seven = cpuid(7, 0);
-  const cpuid_registers seven_one = cpuid(7, 1);
   const std::uint64_t state = saved_state();
   const auto saved = [state](std::uint64_t bits) { return (state & bits) == bits; };
 
@@ -96,11 +95,11 @@ inline unsigned detect_targets() {
                     bit(seven.b, 5);  // AVX, FMA, F16C, AVX2
   if (!avx2) return found;
   found |= mask(target::avx2);
-  if (bit(seven_one.a, 4)) found |= mask(target::avx_vnni);
+  if (seven.a >= 1 && bit(cpuid(7, 1).a, 4)) found |= mask(target::avx_vnni);
 
   const bool avx512 = saved(0xe6) && bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) &&
-                      bit(seven.b, 31) && bit(seven.c, 11) &&
-                      bit(seven.c, 1);  // F, DQ, BW, VL, VNNI, VBMI
+                      bit(seven.b, 31) && bit(seven.c, 11) && bit(seven.c, 1) &&
+                      bit(seven.c, 8);  // F, DQ, BW, VL, VNNI, VBMI, GFNI
   if (!avx512) return found;
   found |= mask(target::avx512);
   const bool amx = saved(0x60000) && bit(seven.d, 24) && bit(seven.d, 25);  // TILE, INT8
