@@ -1,0 +1,171 @@
+// Exact tokens of one layer of one sequence: rows of keys and values, rotated, in memory that forks
+// share until one of them writes.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "../codec/tokens.hpp"
+#include "../config.hpp"
+#include "memory_account.hpp"
+
+namespace kvarn {
+
+// What one token has in one layer.
+struct row_shape {
+  int kv_heads = 0;
+  int key_head_dim = 0;
+  int value_head_dim = 0;
+
+  KVARN_INLINE constexpr std::size_t elements() const {
+    return static_cast<std::size_t>(kv_heads) *
+           static_cast<std::size_t>(key_head_dim + value_head_dim);
+  }
+};
+
+inline namespace KVARN_ISA_NAMESPACE {
+
+// A growing array of rows. Memory: the keys as [kv_heads][capacity][key_head_dim], then the values
+// alike, so that the rows of a head are next to one another. Copies share the memory; reserve
+// makes the rows that follow it writable by this copy alone.
+template <class T>
+class exact_run {
+ public:
+  exact_run() = default;
+  exact_run(exact_run&& other) noexcept
+      : rows_(std::move(other.rows_)),
+        begin_(std::exchange(other.begin_, 0)),
+        count_(std::exchange(other.count_, 0)) {}
+  exact_run(const exact_run&) = default;
+  exact_run& operator=(exact_run other) noexcept {
+    std::swap(rows_, other.rows_);
+    begin_ = other.begin_;
+    count_ = other.count_;
+    return *this;
+  }
+
+  int count() const noexcept { return count_; }
+
+  // Row i of a head, i in [0, count()); row i + 1 follows. Of one that is not yet counted only
+  // after reserve.
+  tokens_view<T> keys(const row_shape& shape, int head, int i) const {
+    return view(shape.key_head_dim, std::ptrdiff_t{head}, i, 0);
+  }
+  tokens_view<T> values(const row_shape& shape, int head, int i) const {
+    const std::ptrdiff_t keys = std::ptrdiff_t{shape.kv_heads} * shape.key_head_dim;
+    return view(shape.value_head_dim, std::ptrdiff_t{head}, i, keys);
+  }
+
+  // Room for `more` rows behind those there are, in memory of this copy alone. False where the
+  // account's limit forbids it; then nothing has changed. `tight`: no room beyond.
+  bool reserve(const row_shape& shape, memory_account& memory, int more, bool tight = false) {
+    if (more == 0) return true;
+    const int need = count_ + more;
+    if (rows_.is_sole()) {
+      if (begin_ + need <= rows_->capacity) return true;
+      // Moving rows down is cheap where it frees many.
+      if (need <= rows_->capacity && begin_ >= count_ / 4) {
+        copy_rows(shape, *rows_.get(), *rows_.get());
+        begin_ = 0;
+        return true;
+      }
+    }
+    const int growth = rows_.is_sole() ? count_ + count_ / 2 : 0;
+    return (!tight && reallocate(shape, memory, rounded_up((std::max)(need, growth)))) ||
+           reallocate(shape, memory, need);
+  }
+
+  // Counts `more` rows that were written behind the others.
+  void extend(int more) {
+    KVARN_ASSERT(begin_ + count_ + more <= (rows_ ? rows_->capacity : 0));
+    count_ += more;
+  }
+
+  void drop_front(int n) {
+    KVARN_ASSERT(n >= 0 && n <= count_);
+    begin_ += n;
+    keep(count_ - n);
+  }
+
+  // Keeps the first `n` rows only.
+  void keep(int n) {
+    KVARN_ASSERT(n >= 0 && n <= count_);
+    count_ = n;
+    if (n == 0) *this = exact_run();
+  }
+
+  // Gives back memory where more than half, and more than `slack` rows, are unused.
+  void shrink(const row_shape& shape, memory_account& memory, int slack) {
+    if (!rows_.is_sole() || rows_->capacity <= 2 * count_ + slack) return;
+    reallocate(shape, memory, rounded_up(count_));
+  }
+
+ private:
+  static constexpr std::size_t alignment = 64;
+
+  static constexpr int rounded_up(int rows) { return (rows + 15) / 16 * 16; }
+
+  // In front of the elements.
+  struct alignas(alignment) header {
+    std::atomic<int> owners{1};
+    int capacity;  // rows
+    memory_account* memory;
+    std::size_t bytes;
+
+    header(int rows, memory_account* account, std::size_t size)
+        : capacity(rows), memory(account), bytes(size) {}
+
+    T* elements() { return reinterpret_cast<T*>(this + 1); }
+    static void destroy(header* rows) {
+      memory_account* const memory = rows->memory;
+      const std::size_t bytes = rows->bytes;
+      rows->~header();
+      memory->deallocate(rows, bytes, alignment);
+    }
+  };
+
+  tokens_view<T> view(int dim, std::ptrdiff_t head, int i, std::ptrdiff_t elements_per_row) const {
+    if (!rows_) return {nullptr, dim};
+    T* const block = rows_->elements() + elements_per_row * rows_->capacity;
+    return {block + (head * rows_->capacity + begin_ + i) * dim, dim};
+  }
+
+  // The counted rows to the start of `to`.
+  void copy_rows(const row_shape& shape, header& from, header& to) const {
+    const auto copy = [&](std::ptrdiff_t source_block, std::ptrdiff_t target_block, int dim) {
+      for (int head = 0; head < shape.kv_heads; ++head) {
+        const T* const source =
+            from.elements() + source_block + (std::ptrdiff_t{head} * from.capacity + begin_) * dim;
+        T* const target = to.elements() + target_block + std::ptrdiff_t{head} * to.capacity * dim;
+        std::memmove(target, source,
+                     static_cast<std::size_t>(count_) * static_cast<std::size_t>(dim) * sizeof(T));
+      }
+    };
+    copy(0, 0, shape.key_head_dim);
+    const std::ptrdiff_t keys = std::ptrdiff_t{shape.kv_heads} * shape.key_head_dim;
+    copy(keys * from.capacity, keys * to.capacity, shape.value_head_dim);
+  }
+
+  bool reallocate(const row_shape& shape, memory_account& memory, int capacity) {
+    const std::size_t bytes =
+        sizeof(header) + static_cast<std::size_t>(capacity) * shape.elements() * sizeof(T);
+    void* const place = memory.try_allocate(bytes, alignment);
+    if (place == nullptr) return false;
+    header* const rows = new (place) header(capacity, &memory, bytes);
+    if (count_ > 0) copy_rows(shape, *rows_.get(), *rows);
+    rows_ = shared_node<header>(rows);
+    begin_ = 0;
+    return true;
+  }
+
+  shared_node<header> rows_;
+  int begin_ = 0;
+  int count_ = 0;
+};
+
+}  // namespace KVARN_ISA_NAMESPACE
+}  // namespace kvarn

@@ -1,0 +1,499 @@
+// The KV cache that an engine talks to: sequences of tokens in sealed pages and exact rows.
+//
+// A step of an engine: for each layer append keys and values and attend; when all layers have them,
+// commit; then seal what may be sealed. Tokens that are not committed (drafts) can be attended to
+// and are never sealed; truncate takes back any tokens. The user's page: docs/cache.md.
+//
+// Errors are a status or result and leave the cache as it was:
+//   invalid_argument  a sequence that does not exist, a layer, count or position out of range
+//   short_buffer      pages, sequences or the memory for exact rows are used up
+// Nothing is thrown but std::bad_alloc by the memory resource.
+//
+// Threads: different sequences may be used from different threads at once. One sequence by one
+// thread at a time; fork and save count as use of their source. Moving or destroying the cache
+// counts as use of all.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <memory_resource>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../attention/attend.hpp"
+#include "../config.hpp"
+#include "../error.hpp"
+#include "../format/float16.hpp"
+#include "../simd/target.hpp"
+#include "cache_config.hpp"
+#include "heads_view.hpp"
+#include "host_storage.hpp"
+#include "memory_account.hpp"
+#include "page_table.hpp"
+#include "query_moments.hpp"
+
+namespace kvarn {
+
+// Queries of one sequence in one layer, and where their results go. Query heads that share a KV
+// head are next to one another.
+template <class Q, class O>
+struct cache_queries {
+  heads_view<const Q> queries;  // [tokens][query_heads][key head_dim]
+  heads_view<O> out;            // [tokens][query_heads][value head_dim]
+  int tokens = 1;
+  float* lse = nullptr;        // [query_heads][tokens]: log of the sum of exponentials; or null
+  std::int64_t position = -1;  // of the first query token; -1: they are the tokens appended last
+};
+
+inline namespace KVARN_ISA_NAMESPACE {
+
+// Memory that calls work in; grows to what they need and stays. One per thread.
+class cache_workspace {
+ public:
+  float* floats(std::size_t count) {
+    if (floats_.size() < count) floats_.resize(count);
+    return floats_.data();
+  }
+  sealed_group* groups(std::size_t count) {
+    if (groups_.size() < count) groups_.resize(count);
+    return groups_.data();
+  }
+
+ private:
+  std::vector<float> floats_;
+  std::vector<sealed_group> groups_;
+};
+
+// `T`: the type of exact rows: float16, bfloat16 or float.
+template <class T = float16>
+class kv_cache {
+ public:
+  // An empty cache, or what is wrong with the configuration. `factors`: for encoder::query_aware,
+  // frozen for all sequences; must outlive the cache. Null: every sequence gathers its own, see
+  // observe.
+  static result<kv_cache> make(const cache_config& config, const query_factors* factors = nullptr) {
+    if (status s = validate(config); !s.ok()) return s;
+    if (factors != nullptr) {
+      if (config.method != encoder::query_aware)
+        return status{error_code::invalid_argument,
+                      "query factors are given; they need encoder query_aware"};
+      if (factors->layers() != config.layers || factors->kv_heads() != config.kv_heads ||
+          factors->head_dim() != config.format.key_head_dim)
+        return status{error_code::invalid_argument,
+                      "query factors have " + std::to_string(factors->layers()) + " layers, " +
+                          std::to_string(factors->kv_heads()) + " KV heads and head_dim " +
+                          std::to_string(factors->head_dim()) + "; the cache has " +
+                          std::to_string(config.layers) + ", " + std::to_string(config.kv_heads) +
+                          " and " + std::to_string(config.format.key_head_dim)};
+    }
+    return kv_cache(std::make_unique<state>(config, factors));
+  }
+
+  // ---- Sequences
+
+  result<sequence_id> create() { return s().table.create(); }
+
+  // A new sequence with the first `position` tokens of another; -1: those that are committed. Both
+  // share pages and rows until one of them changes.
+  result<sequence_id> fork(sequence_id id, std::int64_t position = -1) {
+    if (status bad = check(id); !bad.ok()) return bad;
+    if (position < 0) position = s().table.committed(id);
+    if (status bad = check_position(id, position); !bad.ok()) return bad;
+    auto made = s().table.fork(id, position);
+    if (!made.ok()) return made;
+    for (int layer = 0; layer < layers(); ++layer)
+      s().storage.rows(made.value(), layer) = s().storage.rows(id, layer);
+    cut_rows(made.value());
+    s().moments[made.value().slot] = s().moments[id.slot];
+    return made;
+  }
+
+  status free(sequence_id id) {
+    if (status bad = clear(id); !bad.ok()) return bad;
+    s().table.free(id);
+    return {};
+  }
+
+  // Forgets all tokens and query statistics; the sequence stays.
+  status clear(sequence_id id) {
+    if (status bad = check(id); !bad.ok()) return bad;
+    s().table.truncate(id, 0);
+    cut_rows(id);
+    s().moments[id.slot] = sequence_moments();
+    return {};
+  }
+
+  bool is_live(sequence_id id) const { return s().table.is_live(id); }
+
+  // ---- Tokens
+
+  // Appends `tokens` tokens to one layer: keys after RoPE, values. [tokens][kv_heads][head_dim].
+  // Not-finite numbers are replaced (sanitize in tokens.hpp) and counted in `replaced`.
+  template <class K, class V>
+  status append(sequence_id id, int layer, heads_view<K> keys, heads_view<V> values, int tokens,
+                replaced_values* replaced = nullptr) {
+    if (status bad = check(id, layer); !bad.ok()) return bad;
+    if (tokens < 0) return bad_value("tokens", tokens, "it must not be negative");
+    const sequence_extent extent = s().table.extent(id, layer);
+    if (tokens > std::numeric_limits<int>::max() / 2 - extent.tail_count)
+      return bad_value("tokens", tokens, "the exact tail would be too long");
+    replaced_values none;
+    if (!s().storage.append(id, layer, extent, keys, values, tokens,
+                            replaced != nullptr ? *replaced : none))
+      return {error_code::short_buffer, "exact rows take " + std::to_string(memory().exact) +
+                                            " bytes; " + std::to_string(tokens) +
+                                            " tokens more in layer " + std::to_string(layer) +
+                                            " would pass exact_memory"};
+    s().table.append(id, layer, tokens);
+    return {};
+  }
+
+  // Commits the first `tokens` of the tokens that are appended and not committed; without a number
+  // all of them. Every layer must have them.
+  status commit(sequence_id id) {
+    if (status bad = check(id); !bad.ok()) return bad;
+    for (int layer = 1; layer < layers(); ++layer)
+      if (s().table.appended(id, layer) != s().table.appended(id, 0))
+        return {error_code::invalid_argument, "layer " + std::to_string(layer) + " has " +
+                                                  std::to_string(s().table.appended(id, layer)) +
+                                                  " tokens, layer 0 has " +
+                                                  std::to_string(s().table.appended(id, 0)) +
+                                                  "; a step must append to every layer"};
+    return commit(id, s().table.appended(id) - s().table.committed(id));
+  }
+  status commit(sequence_id id, std::int64_t tokens) {
+    if (status bad = check(id); !bad.ok()) return bad;
+    const std::int64_t most = s().table.appended(id) - s().table.committed(id);
+    if (tokens < 0 || tokens > most)
+      return bad_value("tokens to commit", tokens,
+                       "every layer has " + std::to_string(most) + " that are not committed");
+    s().table.commit(id, tokens);
+    return {};
+  }
+
+  // Forgets the tokens from `position` on, committed or not. A sealed tile that is cut stays, and
+  // its first tokens count; new tokens go to the tail. truncate(id, length(id)) rejects a draft,
+  // and undoes a step that stopped between layers.
+  status truncate(sequence_id id, std::int64_t position) {
+    if (status bad = check(id); !bad.ok()) return bad;
+    if (status bad = check_position(id, position); !bad.ok()) return bad;
+    s().table.truncate(id, position);
+    cut_rows(id);
+    return {};
+  }
+
+  // Context shift: forgets the `pages` oldest sealed pages. The tokens behind keep their positions
+  // and the bytes of their keys.
+  status drop_oldest(sequence_id id, std::int64_t pages) {
+    if (status bad = check(id); !bad.ok()) return bad;
+    const auto most = static_cast<std::int64_t>(s().table.pages(id).size());
+    if (pages < 0 || pages > most)
+      return bad_value("pages to drop", pages,
+                       "the sequence has " + std::to_string(most) + " sealed pages");
+    const auto tokens = s().table.drop_oldest(id, static_cast<std::size_t>(pages));
+    for (int layer = 0; layer < layers(); ++layer)
+      if (s().table.is_exact_layer(layer))
+        s().storage.rows(id, layer).tail.drop_front(static_cast<int>(tokens));
+    return {};
+  }
+
+  // Committed tokens: the position of the next token if nothing is drafted.
+  std::int64_t length(sequence_id id) const {
+    KVARN_ASSERT(is_live(id));
+    return s().table.committed(id);
+  }
+  // The same with what is appended to one layer.
+  std::int64_t length(sequence_id id, int layer) const {
+    KVARN_ASSERT(is_live(id));
+    return s().table.appended(id, layer);
+  }
+
+  // ---- Sealing
+
+  // Tiles (groups of tokens, in all layers) that seal could seal now, or after `more` tokens are
+  // committed. Each takes one page.
+  std::int64_t sealable(sequence_id id, std::int64_t more = 0) const {
+    KVARN_ASSERT(is_live(id));
+    return s().table.sealable(id, more);
+  }
+  std::int64_t free_pages() const { return s().table.free_page_count(); }
+
+  // Seals at most `max_tiles` of the sealable tiles, oldest first, and returns how many. Without
+  // enough free pages for them: short_buffer, and none is sealed. Every KV head of every layer is
+  // an item of work; `executor` (attend.hpp) gets `parts` functions that share them.
+  template <class Executor = serial_executor>
+  result<int> seal(sequence_id id, int max_tiles, cache_workspace& workspace,
+                   const Executor& executor = {}, int parts = 1, target on = default_target()) {
+    if (status bad = check(id); !bad.ok()) return bad;
+    if (max_tiles < 0) return bad_value("tiles to seal", max_tiles, "it must not be negative");
+    if (parts < 1) return bad_value("parts", parts, "it must be positive");
+    const auto tiles =
+        static_cast<int>((std::min)(s().table.sealable(id), std::int64_t{max_tiles}));
+    if (tiles == 0) return 0;
+    std::vector<std::int32_t> pages(static_cast<std::size_t>(tiles));
+    const std::size_t floats = s().storage.encode_workspace();
+    float* const floats_of_all = workspace.floats(floats * static_cast<std::size_t>(parts));
+    s().table.reserve(id, pages.size());
+    if (!s().table.claim(pages))
+      return status{error_code::short_buffer,
+                    std::to_string(tiles) + " pages are needed; " + std::to_string(free_pages()) +
+                        " of " + std::to_string(s().table.page_count()) + " are free"};
+    const int heads = s().storage.shape().kv_heads;
+    executor(static_cast<std::size_t>(parts), [&](std::size_t part) {
+      float* const own = floats_of_all + part * floats;
+      for (int item = static_cast<int>(part); item < layers() * heads; item += parts)
+        encode_tiles(id, item / heads, item % heads, pages, own, on);
+    });
+    for (const std::int32_t page : pages) s().table.publish(id, page);
+    const int group = s().table.group();
+    for (int layer = 0; layer < layers(); ++layer) {
+      if (s().table.is_exact_layer(layer)) continue;
+      auto& tail = s().storage.rows(id, layer).tail;
+      tail.drop_front(tiles * group);
+      tail.shrink(s().storage.shape(), s().memory.exact, 2 * group);
+    }
+    return tiles;
+  }
+
+  // ---- Attention
+
+  // Attends from the queries of one sequence to its tokens in one layer.
+  template <class Q, class O>
+  status attend(sequence_id id, int layer, const cache_queries<Q, O>& q,
+                const attention_options& options, cache_workspace& workspace,
+                target on = default_target()) const {
+    if (status bad = check_queries(id, layer, q, options); !bad.ok()) return bad;
+    float* const floats = workspace.floats(attention_workspace(s().storage.format(layer)));
+    sealed_group* const groups = workspace.groups(s().table.pages(id).size());
+    for_each_task(
+        id, layer, q, options, [&](int) { return groups; },
+        [&](const auto& task) { kvarn::attend(task, floats, on); });
+    return {};
+  }
+
+  // The same for many sequences as one set of work items for an executor: queries[i] belong to
+  // ids[i]. The results are those of attend, bit for bit.
+  template <class Q, class O, class Executor>
+  status attend(std::span<const sequence_id> ids, int layer,
+                std::span<const cache_queries<Q, O>> queries, const attention_options& options,
+                cache_workspace& workspace, const Executor& executor,
+                target on = default_target()) const {
+    if (ids.size() != queries.size())
+      return bad_value("number of queries", static_cast<std::int64_t>(queries.size()),
+                       "there are " + std::to_string(ids.size()) + " sequences");
+    std::size_t group_count = 0;
+    std::size_t task_count = 0;
+    const auto kv_heads = static_cast<std::size_t>(s().storage.shape().kv_heads);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      if (status bad = check_queries(ids[i], layer, queries[i], options); !bad.ok())
+        return {bad.code(), "sequence " + std::to_string(i) + ": " + bad.message()};
+      group_count += s().table.pages(ids[i]).size() * kv_heads;
+      task_count += queries[i].tokens == 1 ? kv_heads : static_cast<std::size_t>(s().query_heads);
+    }
+    std::vector<attention_task<Q, T, O>> tasks;
+    tasks.reserve(task_count);
+    sealed_group* groups = workspace.groups(group_count);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      const std::size_t pages = s().table.pages(ids[i]).size();
+      for_each_task(
+          ids[i], layer, queries[i], options,
+          [&](int head) { return groups + static_cast<std::size_t>(head) * pages; },
+          [&](const auto& task) { tasks.push_back(task); });
+      groups += pages * kv_heads;
+    }
+    const attention_batch<attention_task<Q, T, O>> batch(tasks);
+    batch.run(workspace.floats(batch.workspace()), executor, on);
+    return {};
+  }
+
+  // ---- Query statistics
+
+  // Adds the queries of `tokens` tokens, [tokens][query_heads][key head_dim], to the statistics by
+  // which encoder::query_aware rounds keys that are sealed later. Does nothing for other encoders,
+  // frozen factors and exact layers. Truncation does not take queries back.
+  template <class Q>
+  status observe(sequence_id id, int layer, heads_view<Q> queries, int tokens) {
+    if (status bad = check(id, layer); !bad.ok()) return bad;
+    if (tokens < 0) return bad_value("tokens", tokens, "it must not be negative");
+    if (!s().gathers() || tokens == 0 || s().table.is_exact_layer(layer)) return {};
+    const row_shape& shape = s().storage.shape();
+    s().moments[id.slot]
+        .own(layers(), shape.kv_heads, shape.key_head_dim, s().memory.statistics)
+        .add(layer, queries, tokens, s().query_heads, s().rotate_queries);
+    return {};
+  }
+
+  // What a sequence has gathered; null: nothing yet. Valid until the sequence is used again.
+  const query_moments* statistics(sequence_id id) const {
+    KVARN_ASSERT(is_live(id));
+    return s().moments[id.slot].get();
+  }
+
+  // ---- Accounting
+
+  // Bytes held now: every byte that came from the memory resource, the caller's pages not counted.
+  memory_use memory() const noexcept { return s().memory.use(); }
+
+  // Bytes of one token in all layers: sealed in a full page, and exact.
+  double sealed_token_bytes() const {
+    std::size_t bytes = 0;
+    for (int layer = 0; layer < layers(); ++layer)
+      bytes += s().table.is_exact_layer(layer)
+                   ? s().storage.row_bytes() * static_cast<std::size_t>(s().table.group())
+                   : s().storage.page_bytes(layer);
+    return static_cast<double>(bytes) / s().table.group();
+  }
+  std::size_t exact_token_bytes() const {
+    return s().storage.row_bytes() * static_cast<std::size_t>(layers());
+  }
+  // Tokens that all pages, and all free pages, can hold sealed.
+  std::int64_t capacity() const noexcept { return s().table.page_count() * s().table.group(); }
+  std::int64_t free_capacity() const { return free_pages() * s().table.group(); }
+
+  // ---- What lies below, to read: bookkeeping and bytes.
+
+  const page_table& table() const noexcept { return s().table; }
+  const host_storage<T>& storage() const noexcept { return s().storage; }
+
+ private:
+  template <class>
+  friend class cache_reader;
+
+  struct state {
+    memory_accounts memory;
+    page_table table;
+    host_storage<T> storage;
+    std::pmr::vector<sequence_moments> moments;  // by slot
+    const query_factors* factors;
+    encoder method;
+    int query_heads;
+    bool rotate_queries;
+
+    state(const cache_config& config, const query_factors* frozen)
+        : memory(config.memory != nullptr ? config.memory : std::pmr::get_default_resource(),
+                 config.exact_memory),
+          table(config, &memory.tables),
+          storage(config, memory),
+          moments(static_cast<std::size_t>(config.max_sequences), &memory.tables),
+          factors(frozen),
+          method(config.method),
+          query_heads(config.query_heads),
+          rotate_queries(!config.keys_rotated) {}
+
+    bool gathers() const { return method == encoder::query_aware && factors == nullptr; }
+  };
+
+  explicit kv_cache(std::unique_ptr<state> made) : state_(std::move(made)) {}
+
+  state& s() noexcept { return *state_; }
+  const state& s() const noexcept { return *state_; }
+  int layers() const noexcept { return s().table.layers(); }
+
+  static status bad_value(const char* what, std::int64_t value, const std::string& allowed) {
+    return {error_code::invalid_argument,
+            std::string(what) + " is " + std::to_string(value) + "; " + allowed};
+  }
+
+  status check(sequence_id id) const {
+    if (is_live(id)) return {};
+    return {error_code::invalid_argument,
+            "there is no sequence in slot " + std::to_string(id.slot) + " of generation " +
+                std::to_string(id.generation) + "; it was freed, or never created here"};
+  }
+  status check(sequence_id id, int layer) const {
+    if (layer < 0 || layer >= layers())
+      return bad_value("layer", layer, "allowed are 0 to " + std::to_string(layers() - 1));
+    return check(id);
+  }
+  status check_position(sequence_id id, std::int64_t position) const {
+    const std::int64_t most = s().table.appended(id);
+    if (position >= 0 && position <= most) return {};
+    return bad_value("position", position, "allowed are 0 to " + std::to_string(most));
+  }
+  template <class Q, class O>
+  status check_queries(sequence_id id, int layer, const cache_queries<Q, O>& q,
+                       const attention_options& options) const {
+    if (status bad = check(id, layer); !bad.ok()) return bad;
+    if (q.tokens < 0) return bad_value("query tokens", q.tokens, "it must not be negative");
+    if (q.position < -1) return bad_value("query position", q.position, "it must not be negative");
+    if (q.position == -1 && q.tokens > s().table.appended(id, layer))
+      return bad_value("query tokens", q.tokens,
+                       "the layer has " + std::to_string(s().table.appended(id, layer)) +
+                           " tokens; give a position");
+    if (!(options.softmax_scale > 0.0f))
+      return {
+          error_code::invalid_argument,
+          "softmax_scale is " + std::to_string(options.softmax_scale) + "; it must be positive"};
+    return {};
+  }
+
+  // Makes the rows as long as the table says.
+  void cut_rows(sequence_id id) {
+    for (int layer = 0; layer < layers(); ++layer) {
+      const sequence_extent extent = s().table.extent(id, layer);
+      auto& rows = s().storage.rows(id, layer);
+      rows.sink.keep(extent.sink_count);
+      rows.tail.keep(extent.tail_count);
+    }
+  }
+
+  void encode_tiles(sequence_id id, int layer, int head, std::span<const std::int32_t> pages,
+                    float* workspace, target on) const {
+    if (s().table.is_exact_layer(layer)) return;
+    const auto encode = [&](const query_factor* factor) {
+      for (std::size_t i = 0; i < pages.size(); ++i)
+        s().storage.encode(id, layer, head, static_cast<int>(i) * s().table.group(), pages[i],
+                           s().method, factor, workspace, on);
+    };
+    if (s().method != encoder::query_aware) return encode(nullptr);
+    if (s().factors != nullptr) return encode(&s().factors->at(layer, head));
+    const query_moments* const moments = s().moments[id.slot].get();
+    const query_factor factor(moments != nullptr ? moments->at(layer, head)
+                                                 : query_moment(s().storage.shape().key_head_dim));
+    encode(&factor);
+  }
+
+  // Calls visit(task) for all tasks of one sequence. `groups(kv_head)`: where the list of its
+  // sealed groups goes.
+  template <class Q, class O, class Groups, class Visit>
+  void for_each_task(sequence_id id, int layer, const cache_queries<Q, O>& q,
+                     const attention_options& options, const Groups& groups,
+                     const Visit& visit) const {
+    const sequence_extent extent = s().table.extent(id, layer);
+    const auto pages = s().table.pages(id).first(static_cast<std::size_t>(extent.page_count));
+    const int kv_heads = s().storage.shape().kv_heads;
+    const int shared = s().query_heads / kv_heads;
+    const std::int64_t position = q.position >= 0 ? q.position : extent.length - q.tokens;
+    for (int head = 0; head < kv_heads; ++head) {
+      attention_task<Q, T, O> task;
+      task.memory = s().storage.memory(id, layer, head, extent, pages, groups(head));
+      task.options = options;
+      // One stride walks the query heads of one token, or the tokens of one query head.
+      const int first = head * shared;
+      for (int i = 0; i < (q.tokens == 1 ? 1 : shared); ++i) {
+        const int query_head = first + i;
+        if (q.tokens == 1) {
+          task.queries = {q.queries.token(0, first), 1, shared, position};
+          task.out = q.out.token(0, first);
+        } else {
+          task.queries = {q.queries.head(query_head), q.tokens, 1, position};
+          task.out = q.out.head(query_head);
+        }
+        if (options.sink_logits != nullptr)
+          task.options.sink_logits = options.sink_logits + query_head;
+        if (q.lse != nullptr) task.lse = q.lse + std::ptrdiff_t{query_head} * q.tokens;
+        visit(task);
+      }
+    }
+  }
+
+  std::unique_ptr<state> state_;
+};
+
+}  // namespace KVARN_ISA_NAMESPACE
+}  // namespace kvarn

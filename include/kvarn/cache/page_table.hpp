@@ -1,0 +1,349 @@
+// Which token of which sequence is where: lengths, positions, block tables, reference counts.
+//
+// Nothing here knows how tokens are stored. All layers of a sequence share one list of pages. Per
+// sequence and layer, by position:
+//
+//   [0, sink)                 exact, as far as the layer has tokens
+//   [sink, first)             nothing: dropped by a context shift
+//   [first, sealed_end)       sealed pages, one after another without gaps; of an exact layer: rows
+//   [sealed_end, appended)    the exact tail
+//
+// A page belongs to every sequence that lists it, and each says how many of its tokens count.
+// Sequences may be used from different threads, one thread a sequence at a time; fork counts as use
+// of both. What they share (free lists, reference counts) is behind a mutex.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory_resource>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../config.hpp"
+#include "../error.hpp"
+#include "cache_config.hpp"
+
+namespace kvarn {
+
+// Names a sequence until it is freed; a later sequence in the same slot has another generation.
+struct sequence_id {
+  std::uint32_t slot = 0xffffffffu;
+  std::uint32_t generation = 0;
+
+  friend constexpr bool operator==(const sequence_id&, const sequence_id&) = default;
+};
+
+// One sealed group of tokens in a sequence's list.
+struct sealed_page {
+  std::int64_t position = 0;  // of its first token
+  std::int32_t page = 0;
+  std::int32_t count = 0;  // tokens that count, from the first on; below the group where it was cut
+
+  friend constexpr bool operator==(const sealed_page&, const sealed_page&) = default;
+};
+
+// Where the tokens of one sequence are in one layer.
+struct sequence_extent {
+  std::int64_t length = 0;         // one past the last token's position, uncommitted ones included
+  std::int64_t tail_position = 0;  // of the first token of the tail
+  std::int32_t sink_count = 0;
+  std::int32_t tail_count = 0;
+  std::int32_t first_page = 0;  // in the array of pages of a batch
+  std::int32_t page_count = 0;  // 0 in exact layers
+
+  friend constexpr bool operator==(const sequence_extent&, const sequence_extent&) = default;
+};
+
+inline namespace KVARN_ISA_NAMESPACE {
+
+class page_table {
+ public:
+  // Precondition: validate(config) is ok.
+  page_table(const cache_config& config, std::pmr::memory_resource* memory)
+      : sink_(config.sink),
+        group_(config.format.group),
+        tail_(config.tail),
+        exact_(static_cast<std::size_t>(config.layers), memory),
+        slots_(memory),
+        free_slots_(memory),
+        references_(static_cast<std::size_t>(page_count_of(config)), memory),
+        free_pages_(memory) {
+    for (int layer = 0; layer < config.layers; ++layer)
+      exact_[static_cast<std::size_t>(layer)] = is_exact(config, layer);
+    const auto slots = static_cast<std::uint32_t>(config.max_sequences);
+    slots_.reserve(slots);
+    free_slots_.reserve(slots);
+    for (std::uint32_t i = 0; i < slots; ++i) {
+      slots_.emplace_back(exact_.size(), memory);
+      free_slots_.push_back(slots - 1 - i);
+    }
+    const auto pages = static_cast<std::int32_t>(references_.size());
+    free_pages_.reserve(references_.size());
+    for (std::int32_t i = 0; i < pages; ++i) free_pages_.push_back(pages - 1 - i);
+  }
+  page_table(const page_table&) = delete;
+  page_table& operator=(const page_table&) = delete;
+
+  int layers() const noexcept { return static_cast<int>(exact_.size()); }
+  int sink() const noexcept { return sink_; }
+  int group() const noexcept { return group_; }
+  bool is_exact_layer(int layer) const { return exact_[static_cast<std::size_t>(layer)] != 0; }
+
+  std::int64_t page_count() const noexcept { return static_cast<std::int64_t>(references_.size()); }
+  std::int64_t free_page_count() const {
+    const std::lock_guard lock(mutex_);
+    return static_cast<std::int64_t>(free_pages_.size());
+  }
+  int free_sequence_count() const {
+    const std::lock_guard lock(mutex_);
+    return static_cast<int>(free_slots_.size());
+  }
+  // Sequences that list the page.
+  int references(std::int32_t page) const {
+    const std::lock_guard lock(mutex_);
+    return references_[static_cast<std::size_t>(page)];
+  }
+
+  bool is_live(sequence_id id) const {
+    return id.slot < slots_.size() && slots_[id.slot].generation == id.generation &&
+           slots_[id.slot].live;
+  }
+
+  // All that follow take live sequences.
+
+  std::int64_t committed(sequence_id id) const { return at(id).committed; }
+  std::int64_t appended(sequence_id id, int layer) const { return at(id).appended[index(layer)]; }
+  // The tokens that every layer has.
+  std::int64_t appended(sequence_id id) const {
+    const sequence& s = at(id);
+    return *std::min_element(s.appended.begin(), s.appended.end());
+  }
+  std::span<const sealed_page> pages(sequence_id id) const { return at(id).pages; }
+  // Position of the first token behind the sink, now or to come.
+  std::int64_t first(sequence_id id) const { return at(id).first; }
+  std::int64_t sealed_end(sequence_id id) const { return sealed_end(at(id)); }
+
+  sequence_extent extent(sequence_id id, int layer) const {
+    const sequence& s = at(id);
+    sequence_extent e;
+    e.length = s.appended[index(layer)];
+    e.tail_position = is_exact_layer(layer) ? s.first : sealed_end(s);
+    e.sink_count = static_cast<std::int32_t>((std::min)(e.length, std::int64_t{sink_}));
+    e.tail_count =
+        static_cast<std::int32_t>((std::max)(e.length - e.tail_position, std::int64_t{0}));
+    e.page_count = is_exact_layer(layer) ? 0 : static_cast<std::int32_t>(s.pages.size());
+    return e;
+  }
+
+  // The extents of a batch in one layer, and all its pages in one array: what a kernel for many
+  // sequences reads.
+  void flatten(std::span<const sequence_id> ids, int layer, std::vector<sequence_extent>& extents,
+               std::vector<sealed_page>& pages) const {
+    extents.clear();
+    pages.clear();
+    for (const sequence_id id : ids) {
+      sequence_extent e = extent(id, layer);
+      e.first_page = static_cast<std::int32_t>(pages.size());
+      const auto list = this->pages(id).first(static_cast<std::size_t>(e.page_count));
+      pages.insert(pages.end(), list.begin(), list.end());
+      extents.push_back(e);
+    }
+  }
+
+  // A new, empty sequence, unless all slots are taken.
+  result<sequence_id> create() {
+    const std::lock_guard lock(mutex_);
+    if (free_slots_.empty())
+      return status{error_code::short_buffer,
+                    "all " + std::to_string(slots_.size()) +
+                        " sequences exist already; max_sequences sets the limit"};
+    const std::uint32_t slot = free_slots_.back();
+    free_slots_.pop_back();
+    sequence& s = slots_[slot];
+    s.live = true;
+    s.committed = 0;
+    s.first = sink_;
+    std::fill(s.appended.begin(), s.appended.end(), 0);
+    return sequence_id{slot, s.generation};
+  }
+
+  void free(sequence_id id) {
+    sequence& s = at(id);
+    release(s.pages);
+    s.pages = std::pmr::vector<sealed_page>(s.pages.get_allocator());  // memory too
+    s.live = false;
+    ++s.generation;
+    const std::lock_guard lock(mutex_);
+    free_slots_.push_back(id.slot);
+  }
+
+  // `count` tokens more in one layer, not committed.
+  void append(sequence_id id, int layer, int count) { at(id).appended[index(layer)] += count; }
+
+  // Precondition: every layer has them.
+  void commit(sequence_id id, std::int64_t count) {
+    KVARN_ASSERT(at(id).committed + count <= appended(id));
+    at(id).committed += count;
+  }
+
+  // Tiles that could be sealed if `more` tokens were committed: the tail keeps its least length.
+  std::int64_t sealable(sequence_id id, std::int64_t more = 0) const {
+    const sequence& s = at(id);
+    return (std::max)(s.committed + more - sealed_end(s) - tail_, std::int64_t{0}) / group_;
+  }
+
+  // Takes `count` free pages, each with one reference, or none of them. Nothing is allocated.
+  bool claim(std::span<std::int32_t> pages) {
+    const std::lock_guard lock(mutex_);
+    if (free_pages_.size() < pages.size()) return false;
+    for (std::int32_t& page : pages) {
+      page = free_pages_.back();
+      free_pages_.pop_back();
+      references_[static_cast<std::size_t>(page)] = 1;
+    }
+    return true;
+  }
+
+  // Gives up one reference of each.
+  void release(std::span<const std::int32_t> pages) {
+    const std::lock_guard lock(mutex_);
+    for (const std::int32_t page : pages) drop_reference(page);
+  }
+
+  // Room in the sequence's list, so that publish cannot fail.
+  void reserve(sequence_id id, std::size_t more) {
+    auto& pages = at(id).pages;
+    if (pages.capacity() - pages.size() < more)
+      pages.reserve((std::max)(pages.size() + more, pages.size() + pages.size() / 2));
+  }
+
+  // The next group of the tail now stands in a claimed page. Precondition: reserve.
+  void publish(sequence_id id, std::int32_t page) {
+    sequence& s = at(id);
+    KVARN_ASSERT(s.pages.size() < s.pages.capacity() && sealed_end(s) + group_ <= s.committed);
+    s.pages.push_back({sealed_end(s), page, group_});
+  }
+
+  // Forgets the tokens from `position` on. Precondition: 0 <= position <= appended(id).
+  void truncate(sequence_id id, std::int64_t position) {
+    sequence& s = at(id);
+    KVARN_ASSERT(position >= 0 && position <= appended(id));
+    std::size_t keep = s.pages.size();
+    while (keep > 0 && s.pages[keep - 1].position >= position) --keep;
+    release(std::span(s.pages).subspan(keep));
+    s.pages.resize(keep);
+    if (keep > 0) {
+      sealed_page& last = s.pages.back();
+      last.count =
+          static_cast<std::int32_t>((std::min)(std::int64_t{last.count}, position - last.position));
+    }
+    // In front of what there is behind the sink, the next token comes right where it is cut.
+    s.first = (std::min)(s.first, (std::max)(position, std::int64_t{sink_}));
+    s.committed = (std::min)(s.committed, position);
+    for (std::int64_t& length : s.appended) length = (std::min)(length, position);
+  }
+
+  // A sequence with the tokens of `id` before `position`, on the same pages.
+  // Precondition: 0 <= position <= appended(id).
+  result<sequence_id> fork(sequence_id id, std::int64_t position) {
+    const sequence& parent = at(id);
+    std::pmr::vector<sealed_page> pages(parent.pages, parent.pages.get_allocator());
+    result<sequence_id> made = create();
+    if (!made.ok()) return made;
+    sequence& child = at(made.value());
+    child.pages = std::move(pages);
+    child.committed = parent.committed;
+    child.first = parent.first;
+    std::copy(parent.appended.begin(), parent.appended.end(), child.appended.begin());
+    share(child.pages);
+    truncate(made.value(), position);
+    return made;
+  }
+
+  // Forgets the `count` oldest pages and returns how many tokens they were.
+  // Precondition: 0 <= count <= pages(id).size().
+  std::int64_t drop_oldest(sequence_id id, std::size_t count) {
+    sequence& s = at(id);
+    KVARN_ASSERT(count <= s.pages.size());
+    const auto end = s.pages.begin() + static_cast<std::ptrdiff_t>(count);
+    std::int64_t tokens = 0;
+    for (auto page = s.pages.begin(); page != end; ++page) tokens += page->count;
+    release(std::span(s.pages).first(count));
+    s.pages.erase(s.pages.begin(), end);
+    s.first += tokens;
+    return tokens;
+  }
+
+  // Gives an empty sequence the state of a saved one; takes over a reference of each page.
+  // Precondition: reserve(id, pages.size()).
+  void adopt(sequence_id id, std::int64_t length, std::int64_t first,
+             std::span<const sealed_page> pages) {
+    sequence& s = at(id);
+    KVARN_ASSERT(s.pages.empty() && s.pages.capacity() >= pages.size());
+    s.pages.insert(s.pages.end(), pages.begin(), pages.end());
+    s.committed = length;
+    s.first = first;
+    std::fill(s.appended.begin(), s.appended.end(), length);
+  }
+
+  // One reference more of each page.
+  void share(std::span<const sealed_page> pages) {
+    const std::lock_guard lock(mutex_);
+    for (const sealed_page& p : pages) ++references_[static_cast<std::size_t>(p.page)];
+  }
+
+ private:
+  struct sequence {
+    std::uint32_t generation = 0;
+    bool live = false;
+    std::int64_t committed = 0;
+    std::int64_t first = 0;
+    std::pmr::vector<std::int64_t> appended;  // one per layer
+    std::pmr::vector<sealed_page> pages;
+
+    sequence(std::size_t layers, std::pmr::memory_resource* memory)
+        : appended(layers, memory), pages(memory) {}
+  };
+
+  static std::size_t index(int layer) { return static_cast<std::size_t>(layer); }
+
+  sequence& at(sequence_id id) {
+    KVARN_ASSERT(is_live(id));
+    return slots_[id.slot];
+  }
+  const sequence& at(sequence_id id) const {
+    KVARN_ASSERT(is_live(id));
+    return slots_[id.slot];
+  }
+
+  static std::int64_t sealed_end(const sequence& s) {
+    return s.pages.empty() ? s.first : s.pages.back().position + s.pages.back().count;
+  }
+
+  void release(std::span<const sealed_page> pages) {
+    if (pages.empty()) return;
+    const std::lock_guard lock(mutex_);
+    for (const sealed_page& p : pages) drop_reference(p.page);
+  }
+
+  void drop_reference(std::int32_t page) {
+    if (--references_[static_cast<std::size_t>(page)] == 0) free_pages_.push_back(page);
+  }
+
+  const int sink_;
+  const int group_;
+  const int tail_;
+  std::pmr::vector<std::uint8_t> exact_;  // by layer
+  std::pmr::vector<sequence> slots_;
+  mutable std::mutex mutex_;  // of what is below
+  std::pmr::vector<std::uint32_t> free_slots_;
+  std::pmr::vector<std::int32_t> references_;  // by page
+  std::pmr::vector<std::int32_t> free_pages_;  // a stack with room for all
+};
+
+}  // namespace KVARN_ISA_NAMESPACE
+}  // namespace kvarn
