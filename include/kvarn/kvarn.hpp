@@ -2,11 +2,11 @@
 #pragma once
 
 #include "attention/attend.hpp"
+#include "attention/merge.hpp"
 #include "attention/softmax.hpp"
 #include "attention/tile_product.hpp"
 #include "codec/encoder.hpp"
 #include "codec/hadamard.hpp"
-#include "codec/query_moment.hpp"
 #include "codec/tile_codec.hpp"
 #include "codec/tokens.hpp"
 #include "codec/variance_normalize.hpp"

@@ -42,11 +42,11 @@ void expect_equal_tokens(const kvarn::const_tile_view tile, int first, int count
   const tile_layout& layout = tile.layout;
   kvarn_test::strided_tokens<T> expected(layout.group, layout.head_dim, channel_stride, 1);
   const auto untouched = expected.bytes();
-  kvarn::decode_tokens(tile, first, count, expected.view(), rotate);
+  kvarn::scalar::decode_tokens(tile, first, count, expected.view(), rotate);
   ASSERT_TRUE(count == 0 || expected.bytes() != untouched) << what;
   kvarn_test::for_each_target([&](kvarn::target target, auto kernels) {
     kvarn_test::strided_tokens<T> got(layout.group, layout.head_dim, channel_stride, 1);
-    decode_tokens(kernels, tile, first, count, got.view(), rotate);
+    kernels.decode_tokens(tile, first, count, got.view(), rotate);
     EXPECT_TRUE(expected.bytes() == got.bytes()) << kvarn::name_of(target) << " " << what;
   });
 }
@@ -88,10 +88,10 @@ TEST_P(DecodeLayouts, RowsEqualTheDefinition) {
     const auto cols = static_cast<std::size_t>(layout.cols());
     std::vector<float> expected(cols + 2, 7.0f);
     for (int row = 0; row < layout.rows(); ++row) {
-      kvarn::decode_row(tile, row, expected.data() + 1);
+      kvarn::scalar::decode_row(tile, row, expected.data() + 1);
       kvarn_test::for_each_target([&](kvarn::target target, auto kernels) {
         std::vector<float> got(cols + 2, 7.0f);
-        decode_row(kernels, tile, row, got.data() + 1);
+        kernels.decode_row(tile, row, got.data() + 1);
         EXPECT_EQ(std::memcmp(expected.data(), got.data(), sizeof(float) * got.size()), 0)
             << kvarn::name_of(target) << " " << kvarn_test::name_of(layout) << " row " << row;
       });
@@ -106,10 +106,11 @@ TEST_P(DecodeLayouts, WholeTilesEqualTheDefinition) {
     const auto record = random_record(layout, 300);
     const kvarn::const_tile_view tile{record.data(), layout};
     std::vector<float> expected(static_cast<std::size_t>(layout.rows() * layout.cols()));
-    kvarn::decode_tile(tile, kvarn_test::view(expected, layout.head_dim), true);
+    kvarn::scalar::decode_tokens(tile, 0, layout.group, kvarn_test::view(expected, layout.head_dim),
+                                 true);
     kvarn_test::for_each_target([&](kvarn::target target, auto kernels) {
       std::vector<float> got(expected.size());
-      decode_tile(kernels, tile, kvarn_test::view(got, layout.head_dim), true);
+      kernels.decode_tokens(tile, 0, layout.group, kvarn_test::view(got, layout.head_dim), true);
       EXPECT_EQ(std::memcmp(expected.data(), got.data(), sizeof(float) * got.size()), 0)
           << kvarn::name_of(target) << " " << kvarn_test::name_of(layout);
     });

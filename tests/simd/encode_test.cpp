@@ -73,14 +73,14 @@ void expect_equal_records(const tile_layout& layout, const encoder_recipe& recip
   const kvarn::query_factor& factor = kvarn_test::fixed_factor(layout.cols());
   const outcome expected = encode_with(
       layout, kvarn::encode_workspace(layout), [&](kvarn::tile_view out, float* workspace) {
-        return kvarn::encode_tile(tokens, out, recipe, rotate, &factor, workspace);
+        return kvarn::scalar::encode_tile(tokens, out, recipe, rotate, factor.upper(), workspace);
       });
   ASSERT_TRUE(expected.workspace_kept) << what;
   kvarn_test::for_each_target([&](kvarn::target target, auto kernels) {
     const std::string name = std::string(kvarn::name_of(target)) + " " + what;
     const outcome got = encode_with(
-        layout, encode_workspace(kernels, layout), [&](kvarn::tile_view out, float* workspace) {
-          return encode_tile(kernels, tokens, out, recipe, rotate, &factor, workspace);
+        layout, kvarn::encode_workspace(layout), [&](kvarn::tile_view out, float* workspace) {
+          return kernels.encode_tile(tokens, out, recipe, rotate, factor.upper(), workspace);
         });
     EXPECT_TRUE(got.workspace_kept) << name;
     ASSERT_TRUE(expected.bytes == got.bytes) << name;

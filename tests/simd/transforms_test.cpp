@@ -34,10 +34,10 @@ TEST(RotationOnTargets, EverySizeEqualsTheDefinition) {
       kvarn::hadamard(normalized.data() + 1, n);
       kvarn_test::for_each_target([&](kvarn::target target, auto kernels) {
         auto got = x;
-        hadamard_unnormalized(kernels, got.data() + 1, n);
+        kernels.hadamard_unnormalized(got.data() + 1, n);
         EXPECT_TRUE(same_bits(unnormalized, got)) << kvarn::name_of(target) << " n " << n;
         got = x;
-        hadamard(kernels, got.data() + 1, n);
+        kernels.hadamard(got.data() + 1, n);
         EXPECT_TRUE(same_bits(normalized, got)) << kvarn::name_of(target) << " n " << n;
       });
     }
@@ -53,7 +53,7 @@ TEST(RotationOnTargets, BatchesEqualTheDefinition) {
       kvarn::hadamard(expected.data(), n, 9, stride);
       kvarn_test::for_each_target([&](kvarn::target target, auto kernels) {
         auto got = x;
-        hadamard(kernels, got.data(), n, 9, stride);
+        kernels.hadamard(got.data(), n, 9, stride);
         EXPECT_TRUE(same_bits(expected, got)) << kvarn::name_of(target) << " n " << n;
       });
     }
@@ -76,9 +76,9 @@ TEST(NormalizationOnTargets, EqualsTheDefinition) {
                                         col_scale.data(), workspace.data());
           kvarn_test::for_each_target([&](kvarn::target target, auto kernels) {
             std::vector<float> got_row(n), got_col(m);
-            std::vector<float> space(normalize_workspace(kernels, rows, cols));
-            const auto got = variance_normalize(kernels, x.data(), rows, cols, 0.25f, options,
-                                                got_row.data(), got_col.data(), space.data());
+            std::vector<float> space(kernels.normalize_workspace(rows, cols));
+            const auto got = kernels.variance_normalize(
+                x.data(), rows, cols, 0.25f, options, got_row.data(), got_col.data(), space.data());
             const std::string what = std::string(kvarn::name_of(target)) + " " +
                                      std::to_string(rows) + " x " + std::to_string(cols);
             EXPECT_TRUE(same_bits(row_scale, got_row)) << what;
@@ -106,14 +106,14 @@ TEST(QueryMomentsOnTargets, EqualTheDefinition) {
           const std::string what =
               std::string(kvarn::name_of(target)) + " " + std::to_string(head_dim);
           std::vector<float> got(expected.size());
-          const auto first = add_queries(kernels, view, 33, rotate, head_dim, got.data());
+          const auto first = kernels.add_queries(view, 33, rotate, head_dim, got.data());
           const auto second =
-              add_queries(kernels, view.from(33), count - 33, rotate, head_dim, got.data());
+              kernels.add_queries(view.from(33), count - 33, rotate, head_dim, got.data());
           EXPECT_EQ(replaced.nan, first.nan + second.nan) << what;
           EXPECT_EQ(replaced.saturated, first.saturated + second.saturated) << what;
           EXPECT_TRUE(same_bits(expected, got)) << what;
-          std::vector<float> space(factor_workspace(kernels, head_dim));
-          factorize(kernels, got.data(), head_dim, 0.1f, space.data());
+          std::vector<float> space(kvarn::factor_workspace(head_dim));
+          kernels.factorize(got.data(), head_dim, 0.1f, space.data());
           EXPECT_TRUE(same_bits(expected_factor, got)) << what;
         });
       }

@@ -28,6 +28,10 @@ struct attention_task {
   tokens_view<O> out = {};
   float* lse = nullptr;
 
+  using query_element = Q;
+  using memory_element = T;
+  using output_element = O;
+
   int row_count() const { return queries.tokens * queries.heads; }
   // The sink, the chunks of sealed groups, the tail.
   int chunk_count() const {
@@ -68,12 +72,42 @@ inline void clear_row(attention_row& row, int dim) {
   std::fill(row.values, row.values + dim, 0.0f);
 }
 
+// The functions of one target that attention calls. Everything else is compiled once for all
+// targets.
+template <class Q, class T, class O>
+struct attention_functions {
+  void (*prepare_query)(tokens_view<const Q>, int, int, const attention_options&, float*);
+  void (*attend_sealed)(const cache_format&, const sealed_group*, std::size_t, float,
+                        operand_precision, attention_row*, int);
+  void (*attend_exact)(const cache_format&, const exact_tokens<T>&, float, attention_row*, int);
+  void (*join_row)(attention_row&, const attention_row&, int);
+  void (*join_sink_logit)(attention_row&, float, int);
+  void (*finish_row)(const attention_row&, int, bool, tokens_view<O>, int);
+
+  static attention_functions of(target on) {
+    return with_kernels(on, [](auto kernels) {
+      using used = decltype(kernels);
+      return attention_functions{&used::template prepare_query<const Q>,
+                                 &used::attend_sealed,
+                                 &used::template attend_exact<T>,
+                                 &used::join_row,
+                                 &used::join_sink_logit,
+                                 &used::template finish_row<O>};
+    });
+  }
+};
+
+template <class Task>
+using functions_for =
+    attention_functions<typename Task::query_element, typename Task::memory_element,
+                        typename Task::output_element>;
+
 // Takes rows first_row .. first_row + count - 1 of a task through chunks first_chunk .. end_chunk -
 // 1 and leaves the sums in totals[0 .. count - 1]. `workspace`: block_floats(count) floats, which
 // then hold the values of the totals.
-template <class Kernels, class Task>
-void attend_rows(Kernels kernels, const Task& task, int first_row, int count, int first_chunk,
-                 int end_chunk, float* workspace, attention_row* totals) {
+template <class Task>
+void attend_rows(const functions_for<Task>& kernels, const Task& task, int first_row, int count,
+                 int first_chunk, int end_chunk, float* workspace, attention_row* totals) {
   const cache_format& format = task.memory.format;
   const int dim = format.value_head_dim;
   const float cap = task.options.logit_soft_cap * log2_e;
@@ -82,7 +116,7 @@ void attend_rows(Kernels kernels, const Task& task, int first_row, int count, in
   for (int i = 0; i < count; ++i) {
     const int index = first_row + i;
     float* const query = queries + std::ptrdiff_t{i} * format.key_head_dim;
-    prepare_query(kernels, task.queries.vectors, index, format.key_head_dim, task.options, query);
+    kernels.prepare_query(task.queries.vectors, index, format.key_head_dim, task.options, query);
     attention_row& row = rows[i];
     row.query = query;
     row.end_visible = task.queries.position + index / task.queries.heads + 1;
@@ -96,32 +130,32 @@ void attend_rows(Kernels kernels, const Task& task, int first_row, int count, in
     if (task.is_empty(chunk)) continue;
     for (int i = 0; i < count; ++i) clear_row(rows[i], dim);
     if (chunk == 0) {
-      attend_exact(kernels, format, task.memory.sink, cap, rows, count);
+      kernels.attend_exact(format, task.memory.sink, cap, rows, count);
     } else if (chunk == task.chunk_count() - 1) {
-      attend_exact(kernels, format, task.memory.tail, cap, rows, count);
+      kernels.attend_exact(format, task.memory.tail, cap, rows, count);
     } else {
       const auto sealed =
           task.memory.sealed.subspan(static_cast<std::size_t>(chunk - 1) * groups_per_chunk);
       const std::size_t groups =
           (std::min)(sealed.size(), static_cast<std::size_t>(groups_per_chunk));
-      attend_sealed(kernels, format, sealed.data(), groups, cap, task.options.precision, rows,
-                    count);
+      kernels.attend_sealed(format, sealed.data(), groups, cap, task.options.precision, rows,
+                            count);
     }
-    for (int i = 0; i < count; ++i) join_row(kernels, totals[i], rows[i], dim);
+    for (int i = 0; i < count; ++i) kernels.join_row(totals[i], rows[i], dim);
   }
 }
 
 // Writes the outputs of rows first_row .. first_row + count - 1 from their totals.
-template <class Kernels, class Task>
-void finish_rows(Kernels kernels, const Task& task, int first_row, int count,
+template <class Task>
+void finish_rows(const functions_for<Task>& kernels, const Task& task, int first_row, int count,
                  attention_row* totals) {
   const int dim = task.memory.format.value_head_dim;
   for (int i = 0; i < count; ++i) {
     attention_row& total = totals[i];
     const int index = first_row + i;
     if (task.options.sink_logits != nullptr)
-      join_sink_logit(kernels, total, task.options.sink_logits[index % task.queries.heads], dim);
-    finish_row(kernels, total, dim, task.options.rotate_output, task.out, index);
+      kernels.join_sink_logit(total, task.options.sink_logits[index % task.queries.heads], dim);
+    kernels.finish_row(total, dim, task.options.rotate_output, task.out, index);
     if (task.lse != nullptr)
       task.lse[index] =
           total.maximum == minus_infinity ? minus_infinity : log_of(total.sum, total.maximum);
@@ -139,14 +173,13 @@ constexpr std::size_t attention_workspace(const cache_format& format) {
 template <class Q, class T, class O>
 void attend(const attention_task<Q, T, O>& task, float* workspace, target on = default_target()) {
   KVARN_ASSERT(task.options.softmax_scale > 0.0f);
-  with_kernels(on, [&](auto kernels) {
-    for (int first = 0; first < task.row_count(); first += detail::rows_per_block) {
-      const int count = (std::min)(detail::rows_per_block, task.row_count() - first);
-      attention_row totals[detail::rows_per_block];
-      detail::attend_rows(kernels, task, first, count, 0, task.chunk_count(), workspace, totals);
-      detail::finish_rows(kernels, task, first, count, totals);
-    }
-  });
+  const auto kernels = detail::attention_functions<Q, T, O>::of(on);
+  for (int first = 0; first < task.row_count(); first += detail::rows_per_block) {
+    const int count = (std::min)(detail::rows_per_block, task.row_count() - first);
+    attention_row totals[detail::rows_per_block];
+    detail::attend_rows(kernels, task, first, count, 0, task.chunk_count(), workspace, totals);
+    detail::finish_rows(kernels, task, first, count, totals);
+  }
 }
 
 // The same, spelled out.
@@ -188,10 +221,9 @@ class attention_batch {
   // of the tasks that were cut along chunks.
   template <class Executor>
   void run(float* workspace, const Executor& executor, target on = default_target()) const {
-    with_kernels(on, [&](auto kernels) {
-      executor(items_.size(), [&](std::size_t i) { run_item(kernels, items_[i], workspace); });
-      executor(joins_.size(), [&](std::size_t i) { join_items(kernels, joins_[i], workspace); });
-    });
+    const auto kernels = detail::functions_for<Task>::of(on);
+    executor(items_.size(), [&](std::size_t i) { run_item(kernels, items_[i], workspace); });
+    executor(joins_.size(), [&](std::size_t i) { join_items(kernels, joins_[i], workspace); });
   }
 
  private:
@@ -216,8 +248,8 @@ class attention_batch {
     return workspace + it.offset + detail::block_floats(tasks_[it.task].memory.format, it.rows);
   }
 
-  template <class Kernels>
-  void run_item(Kernels kernels, const item& it, float* workspace) const {
+  void run_item(const detail::functions_for<Task>& kernels, const item& it,
+                float* workspace) const {
     const Task& task = tasks_[it.task];
     attention_row totals[detail::rows_per_block];
     detail::attend_rows(kernels, task, it.first_row, it.rows, it.first_chunk, it.end_chunk,
@@ -233,8 +265,8 @@ class attention_batch {
     }
   }
 
-  template <class Kernels>
-  void join_items(Kernels kernels, const item_range& range, float* workspace) const {
+  void join_items(const detail::functions_for<Task>& kernels, const item_range& range,
+                  float* workspace) const {
     const Task& task = tasks_[items_[range.first].task];
     const int dim = task.memory.format.value_head_dim;
     attention_row totals[detail::rows_per_block];
@@ -249,7 +281,7 @@ class attention_batch {
         if (i == range.first)
           totals[r] = part;
         else
-          join_row(kernels, totals[r], part, dim);
+          kernels.join_row(totals[r], part, dim);
       }
     }
     detail::finish_rows(kernels, task, 0, task.row_count(), totals);

@@ -18,8 +18,9 @@
 #include "../config.hpp"
 #include "../error.hpp"
 #include "../format/tile_layout.hpp"
-#include "arithmetic.hpp"
+#include "../simd/dispatch.hpp"
 #include "hadamard.hpp"
+#include "query_sums.hpp"
 #include "tokens.hpp"
 
 namespace kvarn {
@@ -59,21 +60,12 @@ class query_moment {
   // `rotate`: false where they are rotated already. Not-finite values are replaced as in keys.
   // Adding in pieces gives the same sums as adding at once.
   template <class T>
-  replaced_values add(tokens_view<T> queries, int count, bool rotate = true) {
-    replaced_values replaced;
-    std::vector<float> q(static_cast<std::size_t>(head_dim_));
-    for (int i = 0; i < count; ++i) {
-      load_token(queries, i, head_dim_, q.data(), replaced);
-      if (rotate) hadamard(q.data(), head_dim_);
-      for (int row = 0; row < head_dim_; ++row) {
-        float* const sums = sums_.data() + static_cast<std::ptrdiff_t>(row) * head_dim_;
-        for (int col = row; col < head_dim_; ++col)
-          sums[col] = std::fma(q[static_cast<std::size_t>(row)], q[static_cast<std::size_t>(col)],
-                               sums[col]);
-      }
-    }
+  replaced_values add(tokens_view<T> queries, int count, bool rotate = true,
+                      target on = default_target()) {
     count_ += static_cast<std::uint64_t>(count);
-    return replaced;
+    return with_kernels(on, [&](auto kernels) {
+      return kernels.add_queries(queries, count, rotate, head_dim_, sums_.data());
+    });
   }
 
   // Adds the queries of another moment. Precondition: the same head_dim.
@@ -102,21 +94,13 @@ class query_factor {
   static constexpr float default_damping = 0.1f;
 
   // Of a moment without queries: U = 0, which is plain rounding.
-  explicit query_factor(const query_moment& moment, float damping = default_damping)
+  explicit query_factor(const query_moment& moment, float damping = default_damping,
+                        target on = default_target())
       : head_dim_(moment.head_dim()), upper_(moment.sums().begin(), moment.sums().end()) {
-    const int n = head_dim_;
-    const float trace = lane_sum(n, [&](int i, float sum) { return sum + at(i, i); });
-    const float lambda = std::fma(trace, damping / static_cast<float>(n), 1e-20f);
-    for (int i = 0; i < n; ++i) at(i, i) = at(i, i) + lambda;
-    for (int k = n - 1; k >= 0; --k) {
-      const float inverse_pivot = 1.0f / at(k, k);
-      for (int i = 0; i < k; ++i) {
-        const float u = at(i, k) * inverse_pivot;
-        for (int j = i; j < k; ++j) at(i, j) = std::fma(-u, at(j, k), at(i, j));
-      }
-      for (int i = 0; i < k; ++i) at(i, k) = at(i, k) * inverse_pivot;
-      at(k, k) = 0.0f;
-    }
+    std::vector<float> workspace(factor_workspace(head_dim_));
+    with_kernels(on, [&](auto kernels) {
+      kernels.factorize(upper_.data(), head_dim_, damping, workspace.data());
+    });
   }
 
   int head_dim() const noexcept { return head_dim_; }
@@ -125,11 +109,6 @@ class query_factor {
   const float* upper() const noexcept { return upper_.data(); }
 
  private:
-  float& at(int row, int col) {
-    return upper_[static_cast<std::size_t>(row) * static_cast<std::size_t>(head_dim_) +
-                  static_cast<std::size_t>(col)];
-  }
-
   int head_dim_;
   std::vector<float> upper_;
 };

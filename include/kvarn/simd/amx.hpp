@@ -205,14 +205,14 @@ class tile_sums {
   }
 };
 
-struct kernels : avx512::kernels {};
-
-inline void attend_sealed(kernels, const cache_format& format, const sealed_group* groups,
-                          std::size_t count, float cap, operand_precision precision,
-                          attention_row* rows, int row_count) {
-  const tile_scope tiles(precision == operand_precision::int16 ? 2 * row_count : row_count);
-  avx512::attend_sealed_by<tile_sums>(format, groups, count, cap, precision, rows, row_count);
-}
+struct kernels : avx512::kernels {
+  static void attend_sealed(const cache_format& format, const sealed_group* groups,
+                            std::size_t count, float cap, operand_precision precision,
+                            attention_row* rows, int row_count) {
+    const tile_scope tiles(precision == operand_precision::int16 ? 2 * row_count : row_count);
+    avx512::attend_sealed_by<tile_sums>(format, groups, count, cap, precision, rows, row_count);
+  }
+};
 
 }  // namespace amx
 }  // namespace KVARN_ISA_NAMESPACE

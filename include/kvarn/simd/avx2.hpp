@@ -524,6 +524,7 @@ KVARN_ALWAYS_INLINE void store_quads(std::int32_t* out, const bytes64& bytes, in
   }
 }
 
+namespace here = avx2;
 // In this order: later ones use earlier ones.
 // clang-format off
 #include "number_kernels.inl"

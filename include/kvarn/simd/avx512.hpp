@@ -437,6 +437,7 @@ KVARN_ALWAYS_INLINE void store_quads(std::int32_t* out, __m512i bytes, int width
   _mm512_store_si512(out, _mm512_permutexvar_epi8(order, bytes));
 }
 
+namespace here = avx512;
 // In this order: later ones use earlier ones.
 // clang-format off
 #include "number_kernels.inl"

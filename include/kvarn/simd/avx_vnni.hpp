@@ -37,13 +37,13 @@ KVARN_ALWAYS_INLINE words flush(dot_sum sum) { return {sum.v}; }
 
 #include "code_sums.inl"
 
-struct kernels : avx2::kernels {};
-
-inline void attend_sealed(kernels, const cache_format& format, const sealed_group* groups,
-                          std::size_t count, float cap, operand_precision precision,
-                          attention_row* rows, int row_count) {
-  avx2::attend_sealed_by<code_sums>(format, groups, count, cap, precision, rows, row_count);
-}
+struct kernels : avx2::kernels {
+  static void attend_sealed(const cache_format& format, const sealed_group* groups,
+                            std::size_t count, float cap, operand_precision precision,
+                            attention_row* rows, int row_count) {
+    avx2::attend_sealed_by<code_sums>(format, groups, count, cap, precision, rows, row_count);
+  }
+};
 
 }  // namespace avx_vnni
 }  // namespace KVARN_ISA_NAMESPACE

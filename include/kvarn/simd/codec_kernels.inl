@@ -1,6 +1,6 @@
 // encode_tile, decode_row, decode_tokens and decode_tile from the kernels beside this file;
 // included inside the region and namespace of each instruction set. The definition:
-// codec/tile_codec.hpp.
+// codec/scalar_codec.hpp.
 
 // Steps, zeros and codes. Work on one block of 16 columns stands between the steps of the next that
 // wait for each other's results.
@@ -62,13 +62,11 @@ void encode_codes(encode_state& state, const encoder_recipe& recipe, const float
   }
 }
 
-// As kvarn::encode_tile.
+// As scalar::encode_tile.
 template <class T>
 encode_report encode_tile(tokens_view<T> tokens, tile_view out, const encoder_recipe& recipe,
-                          bool rotate, const query_factor* factor, float* workspace) {
+                          bool rotate, const float* upper_factor, float* workspace) {
   const tile_layout& layout = out.layout;
-  KVARN_ASSERT(!recipe.error_feedback ||
-               (factor != nullptr && factor->head_dim() == layout.cols()));
   encode_report report;
   encode_state state;
   state.x = aligned(workspace);
@@ -100,7 +98,7 @@ encode_report encode_tile(tokens_view<T> tokens, tile_view out, const encoder_re
     round_row_scales(normalized.best_row, unit, state);
   }
 
-  const float* const upper = recipe.error_feedback ? factor->upper() : nullptr;
+  const float* const upper = recipe.error_feedback ? upper_factor : nullptr;
   if (layout.bits == 2) encode_codes<2>(state, recipe, upper);
   if (layout.bits == 3) encode_codes<3>(state, recipe, upper);
   if (layout.bits == 4) encode_codes<4>(state, recipe, upper);
@@ -158,7 +156,7 @@ void decode_row(const_tile_view tile, int row, float* out) {
   }
 }
 
-// As kvarn::decode_row.
+// As scalar::decode_row.
 inline void decode_row(const_tile_view tile, int row, float* out) {
   if (tile.layout.bits == 2) decode_row<2>(tile, row, out);
   if (tile.layout.bits == 3) decode_row<3>(tile, row, out);
@@ -248,10 +246,10 @@ void decode_columns(const_tile_view tile, int first, int count, tokens_view<T> o
   }
 }
 
-// As kvarn::decode_tokens.
+// As scalar::decode_tokens.
 template <class T>
 void decode_tokens(const_tile_view tile, int first, int count, tokens_view<T> out,
-                   bool rotate_back = true) {
+                   bool rotate_back) {
   KVARN_ASSERT(first >= 0 && count >= 0 && first + count <= tile.layout.group);
   const bool is_key = tile.layout.kind == tile_kind::key;
   switch (tile.layout.bits) {
@@ -270,8 +268,15 @@ void decode_tokens(const_tile_view tile, int first, int count, tokens_view<T> ou
   }
 }
 
-// As kvarn::decode_tile.
-template <class T>
-void decode_tile(const_tile_view tile, tokens_view<T> out, bool rotate_back = true) {
-  (decode_tokens)(tile, 0, tile.layout.group, out, rotate_back);
+// As scalar::rotate_tokens.
+template <class T, class O>
+replaced_values rotate_tokens(tokens_view<T> in, tokens_view<O> out, int count, int head_dim) {
+  replaced_values replaced;
+  alignas(64) float vector[max_head_dim];
+  for (int t = 0; t < count; ++t) {
+    load_vector(in, t, head_dim, vector, replaced);
+    hadamard(vector, head_dim);
+    store_vector(out, t, head_dim, vector);
+  }
+  return replaced;
 }

@@ -1,5 +1,5 @@
 // Encoding of one tile, written once; included inside the region and namespace of each instruction
-// set. The definition: codec/tile_codec.hpp and codec/round_columns.hpp.
+// set. The definition: codec/scalar_codec.hpp and codec/round_columns.hpp.
 //
 // The tile is column-major: a lane is a row. The tokens of values are its columns as they come,
 // error feedback goes from column to column, and codes of one row that are packed into one word

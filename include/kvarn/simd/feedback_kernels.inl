@@ -1,6 +1,6 @@
 // Error feedback, the second moment of the queries and its factor, written once; included inside
-// the region and namespace of each instruction set. The definitions: codec/tile_codec.hpp,
-// codec/query_moment.hpp.
+// the region and namespace of each instruction set. The definitions: codec/scalar_codec.hpp,
+// codec/query_sums.hpp.
 
 // Columns that feedback rounds one after another before their errors go to the columns behind.
 inline constexpr int feedback_block = 8;
@@ -134,7 +134,7 @@ inline void accumulate_moment(const float* queries, int head_dim, int count, flo
   }
 }
 
-// As kvarn::query_moment::add, for the sums of a moment.
+// As scalar::add_queries.
 template <class T>
 replaced_values add_queries(tokens_view<T> queries, int count, bool rotate, int head_dim,
                             float* sums) {
@@ -155,12 +155,7 @@ replaced_values add_queries(tokens_view<T> queries, int count, bool rotate, int 
   return replaced;
 }
 
-// Floats of workspace that factorize needs.
-constexpr std::size_t factor_workspace(int head_dim) {
-  return static_cast<std::size_t>(head_dim) * static_cast<std::size_t>(head_dim) + 16;
-}
-
-// Replaces the sums of a query moment by their factor, as the constructor of kvarn::query_factor.
+// As scalar::factorize.
 inline void factorize(float* matrix, int head_dim, float damping, float* workspace) {
   const std::ptrdiff_t n = head_dim;
   // lower[k][i], i <= k, is the element (i, k) of what is left of the matrix: the update of a row j

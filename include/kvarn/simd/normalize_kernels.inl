@@ -387,15 +387,10 @@ KVARN_ALWAYS_INLINE float* aligned(float* p) {
   return p + (64 - address % 64) % 64 / sizeof(float);
 }
 
-// Floats of workspace of variance_normalize and of encode_tile: the tile, column-major and aligned,
-// and row_sums.
+// Floats of workspace of variance_normalize: the tile, column-major and aligned, and row_sums.
 constexpr std::size_t normalize_workspace(int rows, int cols) {
   return static_cast<std::size_t>((rows + 16) * cols + row_sum_floats(rows) + 16);
 }
-constexpr std::size_t encode_workspace(const tile_layout& layout) {
-  return (normalize_workspace)(layout.rows(), layout.cols());
-}
-
 // As kvarn::variance_normalize. Fast for multiples of 16 up to max_head_dim.
 inline normalize_report variance_normalize(const float* x, int rows, int cols, float unit,
                                            const normalize_options& options, float* row_scale,
