@@ -19,6 +19,7 @@ enum class encoder : std::uint8_t {
 // What divides the rows of a tile.
 enum class row_scaling : std::uint8_t {
   rms,                   // the root mean square of the row
+  rms_equalized,         // the same, of the tile whose columns are divided by theirs
   dual_axis,             // variance_normalize, as the paper's code
   dual_axis_equivariant  // variance_normalize, measured against the tile's deviation
 };
@@ -42,7 +43,12 @@ constexpr encoder_recipe recipe_of(encoder method, tile_kind kind, int bits) {
   if (method == encoder::paper)
     return {.scaling = row_scaling::dual_axis, .iterations = 8, .range = 1.0f, .cover = false};
   if (kind == tile_kind::value)
-    return {.range = bits == 2 ? 0.8f : bits == 3 ? 0.9f : 0.95f, .refits = 1, .unbiased = true};
+    return {.scaling = row_scaling::rms_equalized,
+            .range = bits == 2   ? 0.8f
+                     : bits == 3 ? 0.9f
+                                 : 0.95f,
+            .refits = 1,
+            .unbiased = true};
   return {.range = bits == 2   ? 0.7f
                    : bits == 3 ? 0.9f
                                : 1.0f,

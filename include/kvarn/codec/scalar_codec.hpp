@@ -111,6 +111,67 @@ void load_tile(tokens_view<T> tokens, const tile_layout& layout, bool rotate, fl
   }
 }
 
+// About the geometric mean of n numbers, zeros left out; 0 where all are. (The mean of the bit
+// patterns, which is that of logarithms interpolated linearly within an octave.)
+inline float typical(const float* values, int n) {
+  std::uint32_t sum = 0;
+  std::uint32_t count = 0;
+  for (int i = 0; i < n; ++i) {
+    if (!(values[i] >= 0x1p-100f)) continue;
+    sum += bits_of(values[i]) >> 10;
+    ++count;
+  }
+  return count == 0 ? 0.0f : float_of_bits((sum / count) << 10);
+}
+
+// row_scale[r] = the root mean square of row r of x * unit, times a common factor near 1 by which
+// the typical row lies in the middle of what one FP8 code holds: a large offset that all rows share
+// is then not torn apart by the rounding of their scales.
+inline void rms_scales(const float* x, int rows, int cols, float unit, float* row_scale) {
+  const float inverse_n = 1.0f / static_cast<float>(cols);
+  for (int r = 0; r < rows; ++r) {
+    const float* row = x + static_cast<std::ptrdiff_t>(r) * cols;
+    const float squares =
+        lane_sum(cols, [row](int c, float sum) { return std::fma(row[c], row[c], sum); });
+    row_scale[r] = std::sqrt(squares * inverse_n) * unit;
+  }
+  const float row_level = typical(row_scale, rows);
+  if (row_level == 0.0f) return;
+  const float common = power_of_two(exponent_of(row_level)) / row_level;
+  for (int r = 0; r < rows; ++r) row_scale[r] = row_scale[r] * common;
+}
+
+// The same of the tile whose columns are divided by their own root mean square, so that one token
+// out of proportion does not decide the scales for the others; the typical column gives the
+// magnitude. `col_rms`: cols floats of workspace.
+inline void equalized_rms_scales(const float* x, int rows, int cols, float unit, float* col_rms,
+                                 float* row_scale) {
+  const float inverse_rows = 1.0f / static_cast<float>(rows);
+  for (int c = 0; c < cols; ++c) {
+    const float squares = lane_sum(rows, [&](int r, float sum) {
+      const float value = x[static_cast<std::ptrdiff_t>(r) * cols + c];
+      return std::fma(value, value, sum);
+    });
+    col_rms[c] = std::sqrt(squares * inverse_rows) * unit;
+  }
+  const float level = typical(col_rms, cols);
+  float* const weight = col_rms;
+  for (int c = 0; c < cols; ++c) weight[c] = col_rms[c] >= 0x1p-100f ? 1.0f / col_rms[c] : 0.0f;
+  const float inverse_cols = 1.0f / static_cast<float>(cols);
+  for (int r = 0; r < rows; ++r) {
+    const float* row = x + static_cast<std::ptrdiff_t>(r) * cols;
+    const float squares = lane_sum(cols, [&](int c, float sum) {
+      const float value = row[c] * weight[c];
+      return std::fma(value, value, sum);
+    });
+    row_scale[r] = std::sqrt(squares * inverse_cols);
+  }
+  const float row_level = typical(row_scale, rows);
+  if (row_level == 0.0f) return;
+  const float common = power_of_two(exponent_of(level)) / row_level;
+  for (int r = 0; r < rows; ++r) row_scale[r] = row_scale[r] * common;
+}
+
 template <class Fp8, class T>
 encode_report encode_with_scales(tokens_view<T> tokens, tile_view out, const encoder_recipe& recipe,
                                  bool rotate, const float* upper_factor, float* workspace) {
@@ -127,20 +188,21 @@ encode_report encode_with_scales(tokens_view<T> tokens, tile_view out, const enc
   const float unit = rotate ? hadamard_norm(layout.head_dim) : 1.0f;
 
   // 2. Row scales.
-  if (recipe.scaling == row_scaling::rms) {
-    const float inverse_n = 1.0f / static_cast<float>(cols);
-    for (int r = 0; r < rows; ++r) {
-      const float* row = buffers.x + static_cast<std::ptrdiff_t>(r) * cols;
-      const float squares =
-          lane_sum(cols, [row](int c, float sum) { return std::fma(row[c], row[c], sum); });
-      buffers.row_scale[r] = std::sqrt(squares * inverse_n) * unit;
-    }
-  } else {
-    report.normalize = variance_normalize(
-        buffers.x, rows, cols, unit,
-        {.iterations = recipe.iterations,
-         .scale_equivariant = recipe.scaling == row_scaling::dual_axis_equivariant},
-        buffers.row_scale, buffers.col_scale, buffers.normalize);
+  switch (recipe.scaling) {
+    case row_scaling::rms:
+      rms_scales(buffers.x, rows, cols, unit, buffers.row_scale);
+      break;
+    case row_scaling::rms_equalized:
+      equalized_rms_scales(buffers.x, rows, cols, unit, buffers.col_scale, buffers.row_scale);
+      break;
+    case row_scaling::dual_axis:
+    case row_scaling::dual_axis_equivariant:
+      report.normalize = variance_normalize(
+          buffers.x, rows, cols, unit,
+          {.iterations = recipe.iterations,
+           .scale_equivariant = recipe.scaling == row_scaling::dual_axis_equivariant},
+          buffers.row_scale, buffers.col_scale, buffers.normalize);
+      break;
   }
   const float largest = *std::max_element(buffers.row_scale, buffers.row_scale + rows);
   const float shift = power_of_two(-detail::scale_shift<Fp8>(largest));

@@ -190,7 +190,8 @@ inline normalize_report variance_normalize(const float* x, int rows, int cols, f
     }
     detail::spread column_spread(equivariant);
     for (int c = 0; c < cols; ++c) {
-      const auto m = detail::weighted_moments(x + c, cols, row_weight, rows, col_shift[c], unit);
+      const auto m = detail::weighted_moments(x + c, cols, row_weight, rows,
+                                              rounded(x[c] * row_weight[0]), unit);
       col_shift[c] = m.mean;
       const float std = clamp(m.std * col_weight[c], detail::min_std, detail::max_std);
       col_scale[c] = clamp(col_scale[c] * std, low, high);
@@ -199,8 +200,9 @@ inline normalize_report variance_normalize(const float* x, int rows, int cols, f
     }
     column_ratio = column_spread.ratio();
     for (int r = 0; r < rows; ++r) {
-      const auto m = detail::weighted_moments(x + static_cast<std::ptrdiff_t>(r) * cols, 1,
-                                              col_weight, cols, row_shift[r], unit);
+      const float* row = x + static_cast<std::ptrdiff_t>(r) * cols;
+      const auto m =
+          detail::weighted_moments(row, 1, col_weight, cols, rounded(row[0] * col_weight[0]), unit);
       row_std[r] = m.std;
       row_shift[r] = m.mean;
     }
