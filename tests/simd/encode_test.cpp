@@ -34,6 +34,7 @@ std::vector<encoder_recipe> recipes_of(const tile_layout& layout) {
                      .unbiased = true,
                      .error_feedback = true});
   recipes.push_back({.scaling = row_scaling::dual_axis, .iterations = 0, .refits = 1});
+  recipes.push_back({.scaling = row_scaling::rms_equalized, .error_feedback = true});
   recipes.push_back({.scaling = row_scaling::dual_axis_equivariant,
                      .iterations = 1,
                      .cover = false,

@@ -82,9 +82,10 @@ encode_report encode_tile(tokens_view<T> tokens, tile_view out, const encoder_re
   const float unit = rotate ? hadamard_norm(layout.head_dim) : 1.0f;
 
   if (rms) {
-    const f32 inverse_n = set1(1.0f / static_cast<float>(state.cols));
-    for (int r = 0; r < state.rows; r += 16)
-      store(row_scale + r, mul(sqrt(mul(load(row_scale + r), inverse_n)), set1(unit)));
+    rms_scales(state.rows, state.cols, unit, row_scale);
+    round_row_scales(row_scale, unit, state);
+  } else if (recipe.scaling == row_scaling::rms_equalized) {
+    equalized_rms_scales(state.x, state.stride, state.rows, state.cols, unit, row_scale);
     round_row_scales(row_scale, unit, state);
   } else {
     normalize_state normalized;

@@ -83,9 +83,10 @@ KVARN_ALWAYS_INLINE void fold_registers(f32 (&s)[16]) {
   if constexpr (Half > 1) fold_registers<Half / 2>(s);
 }
 
-// The sum of the squares of each row.
-[[gnu::noinline]] inline void sum_row_squares(const float* x, std::ptrdiff_t stride, int rows,
-                                              int cols, float* squares) {
+// The sum of the squares of each row, where Weighted of its columns times `weight`.
+template <bool Weighted>
+[[gnu::noinline]] void sum_row_squares(const float* x, std::ptrdiff_t stride, int rows, int cols,
+                                       const float* weight, float* squares) {
   for (int r = 0; r < rows; r += 16) {
     f32 s[16];
     KVARN_UNROLL
@@ -94,13 +95,97 @@ KVARN_ALWAYS_INLINE void fold_registers(f32 (&s)[16]) {
       const float* p = x + stride * c + r;
       KVARN_UNROLL
       for (int i = 0; i < 16; ++i) {
-        const f32 value = load(p + stride * i);
+        f32 value = load(p + stride * i);
+        if constexpr (Weighted) value = mul(value, set1(weight[c + i]));
         s[i] = fma(value, value, s[i]);
       }
     }
     fold_registers<8>(s);
     store(squares + r, s[0]);
   }
+}
+
+// The root mean square of each column, in units of `unit`.
+[[gnu::noinline]] inline void find_column_rms(const float* x, std::ptrdiff_t stride, int rows,
+                                              int cols, float unit, float* rms) {
+  const f32 inverse_rows = set1(1.0f / static_cast<float>(rows));
+  for (int c = 0; c < cols; c += 16) {
+    f32 squares[16];
+    for (int first = 0; first < 16; first += 4) {
+      f32 s[4];
+      KVARN_UNROLL
+      for (int i = 0; i < 4; ++i) s[i] = set1(0.0f);
+      for (int r = 0; r < rows; r += 16) KVARN_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const f32 value = load(x + stride * (c + first + i) + r);
+        s[i] = fma(value, value, s[i]);
+      }
+      KVARN_UNROLL
+      for (int i = 0; i < 4; ++i) squares[first + i] = s[i];
+    }
+    store(rms + c, mul(sqrt(mul(fold_each(squares), inverse_rows)), set1(unit)));
+  }
+}
+
+inline constexpr float least_rms = 0x1p-100f;
+
+// As scalar::typical; n is a multiple of 16.
+inline float typical(const float* values, int n) {
+  i32 sums = set1_i32(0);
+  i32 counts = set1_i32(0);
+  const i32 least = bits(set1(least_rms));
+  for (int i = 0; i < n; i += 16) {
+    const i32 pattern = bits(load(values + i));
+    sums = add(sums, select_less(pattern, least, set1_i32(0), shift_right<10>(pattern)));
+    counts = add(counts, select_less(pattern, least, set1_i32(0), set1_i32(1)));
+  }
+  alignas(64) std::int32_t sum[16];
+  alignas(64) std::int32_t count[16];
+  store_i32(sum, sums);
+  store_i32(count, counts);
+  std::uint32_t total = 0;
+  std::uint32_t counted = 0;
+  for (int l = 0; l < 16; ++l) {
+    total += static_cast<std::uint32_t>(sum[l]);
+    counted += static_cast<std::uint32_t>(count[l]);
+  }
+  return counted == 0 ? 0.0f : float_of_bits((total / counted) << 10);
+}
+
+// Multiplies row scales so that the typical one becomes the power of two at or below `level`;
+// `level` 0: at or below itself.
+inline void center_scales(float* row_scale, int rows, float level) {
+  const float row_level = typical(row_scale, rows);
+  if (row_level == 0.0f) return;
+  const float to = power_of_two(exponent_of(level == 0.0f ? row_level : level));
+  const f32 common = set1(to / row_level);
+  for (int r = 0; r < rows; r += 16) store(row_scale + r, mul(load(row_scale + r), common));
+}
+
+// As scalar::rms_scales, from the sums of the squares of the rows, which row_scale holds.
+inline void rms_scales(int rows, int cols, float unit, float* row_scale) {
+  const f32 inverse_n = set1(1.0f / static_cast<float>(cols));
+  for (int r = 0; r < rows; r += 16)
+    store(row_scale + r, mul(sqrt(mul(load(row_scale + r), inverse_n)), set1(unit)));
+  center_scales(row_scale, rows, 0.0f);
+}
+
+// As scalar::equalized_rms_scales.
+inline void equalized_rms_scales(const float* x, std::ptrdiff_t stride, int rows, int cols,
+                                 float unit, float* row_scale) {
+  alignas(64) float col_rms[max_head_dim];
+  find_column_rms(x, stride, rows, cols, unit, col_rms);
+  const float level = typical(col_rms, cols);
+  float* const weight = col_rms;
+  for (int c = 0; c < cols; c += 16) {
+    const f32 rms = load(col_rms + c);
+    store(weight + c, select_less(rms, set1(least_rms), set1(0.0f), div(set1(1.0f), rms)));
+  }
+  sum_row_squares<true>(x, stride, rows, cols, weight, row_scale);
+  const f32 inverse_cols = set1(1.0f / static_cast<float>(cols));
+  for (int r = 0; r < rows; r += 16)
+    store(row_scale + r, sqrt(mul(load(row_scale + r), inverse_cols)));
+  center_scales(row_scale, rows, level);
 }
 
 // kvarn::detail::load_tile into a column-major tile of that stride; `squares` receives the sums of
@@ -114,7 +199,8 @@ void load_tile(tokens_view<T> tokens, const tile_layout& layout, bool rotate, fl
       float* const column = x + stride * t;
       load_vector(tokens, t, head_dim, rotate, column, replaced);
     }
-    if (squares != nullptr) sum_row_squares(x, stride, head_dim, layout.group, squares);
+    if (squares != nullptr)
+      sum_row_squares<false>(x, stride, head_dim, layout.group, nullptr, squares);
     return;
   }
   const int block = head_dim / hadamard_core(head_dim);
@@ -135,7 +221,8 @@ void load_tile(tokens_view<T> tokens, const tile_layout& layout, bool rotate, fl
       for (int i = 0; i < 16; ++i) store(to + next * i, r[i]);
     }
     if (rotate) rotate_columns(columns, head_dim, x + t, stride);
-    if (squares != nullptr) sum_row_squares(x + t, stride, 16, head_dim, squares + t);
+    if (squares != nullptr)
+      sum_row_squares<false>(x + t, stride, 16, head_dim, nullptr, squares + t);
   }
 }
 

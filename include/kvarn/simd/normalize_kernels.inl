@@ -241,6 +241,9 @@ KVARN_ALWAYS_INLINE void sweep_tile(const column_major_tile& tile, float low, fl
         store(state.col_scale + position, scale);
         store(state.col_weight + position, weight);
         add_spread(columns, mul(m.std, weight), skip_zero);
+        if (position == 0)
+          for (int r = 0; r < tile.rows; r += 16)
+            store(state.row_shift + r, mul(load(state.column[0] + r), set1(state.col_weight[0])));
       } else {
         add_spread(columns, m.std, skip_zero);
       }
@@ -356,6 +359,8 @@ inline normalize_report normalize_columns(const column_major_tile& tile,
       store(state.row_scale + r, scale);
       store(state.row_weight + r, mul(div(set1(1.0f), scale), set1(inverse_tile_std)));
     }
+    for (int c = 0; c < cols; ++c)
+      state.col_shift[c] = rounded(state.column[c][0] * state.row_weight[0]);
     columns = no_spread();
     sweep_tile<sweep::iterate>(tile, low, high, equivariant, state, columns);
     column_ratio = spread_ratio(columns);
@@ -363,7 +368,6 @@ inline normalize_report normalize_columns(const column_major_tile& tile,
       const auto m = moments_about(load(state.row_shift + r), fold_pairs(state.sums.sum, rows, r),
                                    fold_pairs(state.sums.squares, rows, r), cols, tile.unit);
       store(state.row_std + r, m.std);
-      store(state.row_shift + r, m.mean);
     }
   }
   for (int r = 0; r < rows; r += 16)
