@@ -66,6 +66,21 @@ constexpr sign_matrix<Q + 1> conference_matrix() {
 template <int Q>
 inline constexpr auto conference = conference_matrix<Q>();
 
+// The same as floats, for vector code.
+template <int N>
+struct float_signs {
+  float sign[N][N];
+};
+template <int Q>
+constexpr float_signs<Q + 1> conference_as_floats() {
+  float_signs<Q + 1> signs{};
+  for (int i = 0; i <= Q; ++i)
+    for (int j = 0; j <= Q; ++j) signs.sign[i][j] = static_cast<float>(conference<Q>.sign[i][j]);
+  return signs;
+}
+template <int Q>
+inline constexpr auto conference_signs = conference_as_floats<Q>();
+
 // H_m over the elements x[0], x[stride], ..., m = 2(Q + 1).
 template <int Q>
 void paley_transform(float* x, std::ptrdiff_t stride) {

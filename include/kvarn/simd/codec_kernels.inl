@@ -4,8 +4,7 @@
 
 // Steps, zeros and codes. Work on one block of 16 columns stands between the steps of the next that
 // wait for each other's results.
-template <int Bits>
-void encode_codes(encode_state& state, const encoder_recipe& recipe, const float* upper) {
+inline void encode_codes(encode_state& state, const encoder_recipe& recipe, const float* upper) {
   const tile_layout& layout = state.out.layout;
   grid_vectors grid;
   column_ranges ranges;
@@ -19,9 +18,9 @@ void encode_codes(encode_state& state, const encoder_recipe& recipe, const float
     }
     if (c >= 0) {
       if (recipe.unbiased)
-        encode_and_unbias<Bits>(state, c, grid);
+        encode_and_unbias(state, c, grid);
       else if (upper == nullptr)
-        encode_columns<Bits>(state, c);
+        encode_columns(state, c);
       store_u16(state.out.data + layout.zero_offset() + 2 * c, grid.zero_bits);
       store_u8(state.out.data + layout.step_offset() + c, grid.step_bits);
     }
@@ -36,8 +35,8 @@ void encode_codes(encode_state& state, const encoder_recipe& recipe, const float
   }
   if (upper != nullptr)
     for (int r = 0; r < state.rows; r += feedback_rows)
-      encode_with_feedback<Bits>(state, upper, r,
-                                 state.rows - r < feedback_rows ? state.rows - r : feedback_rows);
+      encode_with_feedback(state, upper, r,
+                           state.rows - r < feedback_rows ? state.rows - r : feedback_rows);
 
   constexpr int at_once = 8;
   const std::int32_t* plane_words = state.words;
@@ -100,9 +99,7 @@ encode_report encode_tile(tokens_view<T> tokens, tile_view out, const encoder_re
   }
 
   const float* const upper = recipe.error_feedback ? upper_factor : nullptr;
-  if (layout.bits == 2) encode_codes<2>(state, recipe, upper);
-  if (layout.bits == 3) encode_codes<3>(state, recipe, upper);
-  if (layout.bits == 4) encode_codes<4>(state, recipe, upper);
+  encode_codes(state, recipe, upper);
   return report;
 }
 
@@ -164,6 +161,29 @@ inline void decode_row(const_tile_view tile, int row, float* out) {
   if (tile.layout.bits == 4) decode_row<4>(tile, row, out);
 }
 
+// The codes of a row of `cols` columns as numbers.
+[[gnu::noinline]] inline void load_numbers(const row_codes& codes, int code_bits, int cols,
+                                           float* x) {
+  if (code_bits == 2)
+    for (int c = 0; c < cols; c += 16) store(x + c, codes.numbers<2>(c));
+  else if (code_bits == 3)
+    for (int c = 0; c < cols; c += 16) store(x + c, codes.numbers<3>(c));
+  else
+    for (int c = 0; c < cols; c += 16) store(x + c, codes.numbers<4>(c));
+}
+
+// The same of the 16 columns from c on of 16 rows.
+KVARN_ALWAYS_INLINE void load_number_rows(const row_codes& codes, int code_bits, int c,
+                                          f32 (&r)[16]) {
+  if (code_bits == 2) {
+    for (int i = 0; i < 16; ++i) r[i] = codes.numbers<2>(c, i);
+  } else if (code_bits == 3) {
+    for (int i = 0; i < 16; ++i) r[i] = codes.numbers<3>(c, i);
+  } else {
+    for (int i = 0; i < 16; ++i) r[i] = codes.numbers<4>(c, i);
+  }
+}
+
 // Sixteen channels of a token.
 template <class T>
 KVARN_ALWAYS_INLINE void store_channels(tokens_view<T> out, int token, int channel, f32 x) {
@@ -177,7 +197,7 @@ KVARN_ALWAYS_INLINE void store_channels(tokens_view<T> out, int token, int chann
 }
 
 // Keys: a token is a row.
-template <int Bits, class T>
+template <class T>
 void decode_rows(const_tile_view tile, int first, int count, tokens_view<T> out, bool rotate_back) {
   const int head_dim = tile.layout.head_dim;
   alignas(64) float zero[max_head_dim];
@@ -195,10 +215,9 @@ void decode_rows(const_tile_view tile, int first, int count, tokens_view<T> out,
     if constexpr (std::is_same_v<T, float>)
       if (out.channel_stride == 1) x = out.data + t * out.token_stride;
     const f32 row_scale = set1(scale[first + t]);
-    for (int c = 0; c < head_dim; c += 16) {
-      const f32 y = fma(codes.template numbers<Bits>(c), load(step + c), load(zero + c));
-      store(x + c, mul(y, row_scale));
-    }
+    load_numbers(codes, tile.layout.bits, head_dim, x);
+    for (int c = 0; c < head_dim; c += 16)
+      store(x + c, mul(fma(load(x + c), load(step + c), load(zero + c)), row_scale));
     codes.advance();
     if (rotate_back) hadamard(x, head_dim);
     if (x == vector)
@@ -207,7 +226,7 @@ void decode_rows(const_tile_view tile, int first, int count, tokens_view<T> out,
 }
 
 // Values: a token is a column; 16 at a time.
-template <int Bits, class T>
+template <class T>
 void decode_columns(const_tile_view tile, int first, int count, tokens_view<T> out,
                     bool rotate_back) {
   const int head_dim = tile.layout.head_dim;
@@ -222,9 +241,9 @@ void decode_columns(const_tile_view tile, int first, int count, tokens_view<T> o
     for (int d = 0; d < head_dim; d += 16) {
       const row_codes codes(tile, d);
       f32 r[16];
+      load_number_rows(codes, tile.layout.bits, c, r);
       KVARN_UNROLL
-      for (int i = 0; i < 16; ++i)
-        r[i] = mul(fma(codes.template numbers<Bits>(c, i), step, zero), set1(scale[d + i]));
+      for (int i = 0; i < 16; ++i) r[i] = mul(fma(r[i], step, zero), set1(scale[d + i]));
       if (rotate_back) first_column_stages(r, block);
       KVARN_UNROLL
       for (int i = 0; i < 16; ++i) store(columns + 16 * (d + i), r[i]);
@@ -252,21 +271,10 @@ template <class T>
 void decode_tokens(const_tile_view tile, int first, int count, tokens_view<T> out,
                    bool rotate_back) {
   KVARN_ASSERT(first >= 0 && count >= 0 && first + count <= tile.layout.group);
-  const bool is_key = tile.layout.kind == tile_kind::key;
-  switch (tile.layout.bits) {
-    case 2:
-      is_key ? decode_rows<2>(tile, first, count, out, rotate_back)
-             : decode_columns<2>(tile, first, count, out, rotate_back);
-      break;
-    case 3:
-      is_key ? decode_rows<3>(tile, first, count, out, rotate_back)
-             : decode_columns<3>(tile, first, count, out, rotate_back);
-      break;
-    default:
-      is_key ? decode_rows<4>(tile, first, count, out, rotate_back)
-             : decode_columns<4>(tile, first, count, out, rotate_back);
-      break;
-  }
+  if (tile.layout.kind == tile_kind::key)
+    decode_rows(tile, first, count, out, rotate_back);
+  else
+    decode_columns(tile, first, count, out, rotate_back);
 }
 
 // As scalar::rotate_tokens.
@@ -275,9 +283,9 @@ replaced_values rotate_tokens(tokens_view<T> in, tokens_view<O> out, int count, 
   replaced_values replaced;
   alignas(64) float vector[max_head_dim];
   for (int t = 0; t < count; ++t) {
-    load_vector(in, t, head_dim, vector, replaced);
+    load_vector(in, t, head_dim, false, vector, replaced);
     hadamard(vector, head_dim);
-    store_vector(out, t, head_dim, vector);
+    for (int d = 0; d < head_dim; d += 16) store_channels(out, t, d, load(vector + d));
   }
   return replaced;
 }

@@ -37,9 +37,9 @@ void load_vector(tokens_view<T> tokens, int token, int head_dim, bool rotate, fl
   const i32 largest_allowed = set1_i32(largest_storable);
   if (tokens.channel_stride == 1) {
     const T* const in = tokens.data + token * tokens.token_stride;
-    if (rotate && head_dim == 64 && !any_less(largest_allowed, rotate_registers<4, false>(in, x)))
+    if (rotate && head_dim == 64 && !any_less(largest_allowed, rotate_registers<4>(in, x, 1.0f)))
       return;
-    if (rotate && head_dim == 128 && !any_less(largest_allowed, rotate_registers<8, false>(in, x)))
+    if (rotate && head_dim == 128 && !any_less(largest_allowed, rotate_registers<8>(in, x, 1.0f)))
       return;
     for (int d = 0; d < head_dim; d += 16) store(x + d, load_channels(in + d));
   } else {
@@ -380,39 +380,50 @@ KVARN_ALWAYS_INLINE f32 raw_code(f32 deviation, f32 inverse_range, f32 max_code)
   set_zeros(grid, nearest_zeros(add(grid.zero, shift)));
 }
 
-// Words of packed codes of 16 columns in the making, the last column first: the codes of 2 bits;
-// or the low 2 bits and the high bits; or codes of 4 bits of the first and the last 8 columns.
+// Codes of 16 columns in the making, the last column first: 4 bits each, of the first and of the
+// last 8 columns.
 struct code_words {
   i32 w[2];
 };
-template <int Bits>
 KVARN_ALWAYS_INLINE void append_code(code_words& words, int column, f32 raw) {
-  const i32 code = bits(raw);
-  if constexpr (Bits == 4) {
-    words.w[column / 8] = append<4>(words.w[column / 8], code);
-  } else {
-    words.w[0] = append<2>(words.w[0], code);
-    if constexpr (Bits == 3) words.w[1] = append<1>(words.w[1], shift_right<2>(code));
-  }
+  words.w[column / 8] = append<4>(words.w[column / 8], bits(raw));
 }
-// Puts the words of the 16 columns from c on, rows r .. r + 15, into their place.
-template <int Bits>
+
+// The low 2 bits of 8 fields of 4 bits, and their bit 2, side by side.
+KVARN_ALWAYS_INLINE i32 gather_low_bits(i32 word) {
+  i32 x = bit_and(word, set1_i32(0x33333333));
+  x = bit_and(bit_or(x, shift_right<2>(x)), set1_i32(0x0f0f0f0f));
+  x = bit_and(bit_or(x, shift_right<4>(x)), set1_i32(0x00ff00ff));
+  return bit_and(bit_or(x, shift_right<8>(x)), set1_i32(0x0000ffff));
+}
+KVARN_ALWAYS_INLINE i32 gather_high_bits(i32 word) {
+  i32 x = bit_and(shift_right<2>(word), set1_i32(0x11111111));
+  x = bit_and(bit_or(x, shift_right<3>(x)), set1_i32(0x03030303));
+  x = bit_and(bit_or(x, shift_right<6>(x)), set1_i32(0x000f000f));
+  return bit_and(bit_or(x, shift_right<12>(x)), set1_i32(0x000000ff));
+}
+
+// Puts the codes of the 16 columns from c on, rows r .. r + 15, into their place in the planes.
 KVARN_ALWAYS_INLINE void keep_words(encode_state& state, int c, int r, const code_words& words) {
-  std::int32_t* const low = state.words + state.rows * (c * (Bits == 4 ? 4 : 2) / 32) + r;
-  store_i32(low, words.w[0]);
-  if constexpr (Bits == 4) store_i32(low + state.rows, words.w[1]);
-  if constexpr (Bits == 3) {
-    std::int32_t* const high = state.words + state.rows * (state.cols / 16 + c / 32) + r;
-    if (c % 32 == 0)
-      store_i32(high, words.w[1]);
-    else
-      store_i32(high, bit_or(load_i32(high), shift_left<16>(words.w[1])));
+  const int code_bits = state.out.layout.bits;
+  if (code_bits == 4) {
+    std::int32_t* const to = state.words + state.rows * (c / 8) + r;
+    store_i32(to, words.w[0]);
+    store_i32(to + state.rows, words.w[1]);
+    return;
+  }
+  store_i32(state.words + state.rows * (c / 16) + r,
+            bit_or(gather_low_bits(words.w[0]), shift_left<16>(gather_low_bits(words.w[1]))));
+  if (code_bits == 3) {
+    const i32 tops =
+        bit_or(gather_high_bits(words.w[0]), shift_left<8>(gather_high_bits(words.w[1])));
+    std::int32_t* const to = state.words + state.rows * (state.cols / 16 + c / 32) + r;
+    store_i32(to, c % 32 == 0 ? tops : bit_or(load_i32(to), shift_left<16>(tops)));
   }
 }
 
 // Codes of the 16 columns from c on, whose grid is in use.
-template <int Bits>
-[[gnu::noinline]] void encode_columns(encode_state& state, int c) {
+[[gnu::noinline]] inline void encode_columns(encode_state& state, int c) {
   const f32 max_code = set1(static_cast<float>(state.max_code));
   for (int r = 0; r < state.rows; r += 16) {
     const f32 inverse = load(state.inverse_scale + r);
@@ -421,15 +432,14 @@ template <int Bits>
     KVARN_UNROLL
     for (int i = 15; i >= 0; --i) {
       const f32 t = fms(load(x + state.stride * i), inverse, set1(state.zero[c + i]));
-      append_code<Bits>(words, i, raw_code(t, set1(state.inverse_range[c + i]), max_code));
+      append_code(words, i, raw_code(t, set1(state.inverse_range[c + i]), max_code));
     }
-    keep_words<Bits>(state, c, r, words);
+    keep_words(state, c, r, words);
   }
 }
 
 // The same, and kvarn::unbias of the grid.
-template <int Bits>
-[[gnu::noinline]] void encode_and_unbias(encode_state& state, int c, grid_vectors& grid) {
+[[gnu::noinline]] inline void encode_and_unbias(encode_state& state, int c, grid_vectors& grid) {
   f32 wc[16];
   f32 wt[16];
   f32 wct[16];
@@ -450,7 +460,7 @@ template <int Bits>
         const int col = c + first + i;
         const f32 t = fms(load(x + state.stride * i + r), inverse, set1(state.zero[col]));
         const f32 raw = raw_code(t, set1(state.inverse_range[col]), max_code);
-        append_code<Bits>(words[r / 16], first + i, raw);
+        append_code(words[r / 16], first + i, raw);
         const f32 code = sub(raw, set1(code_magic));
         s[i][0] = add(s[i][0], code);
         s[i][1] = add(s[i][1], t);
@@ -466,7 +476,7 @@ template <int Bits>
       wtt[first + i] = s[i][3];
     }
   }
-  for (int r = 0; r < state.rows; r += 16) keep_words<Bits>(state, c, r, words[r / 16]);
+  for (int r = 0; r < state.rows; r += 16) keep_words(state, c, r, words[r / 16]);
 
   const f32 inverse_n = set1(1.0f / static_cast<float>(state.rows));
   const f32 codes = fold_each(wc);

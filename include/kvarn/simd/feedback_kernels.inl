@@ -75,9 +75,7 @@ KVARN_ALWAYS_INLINE void round_block(const encode_state& state, int c, int count
 
 // Codes with error feedback of rows first .. first + count - 1, a multiple of 16 up to
 // feedback_rows. Errors take the place of the columns.
-template <int Bits>
-KVARN_ALWAYS_INLINE void encode_with_feedback(encode_state& state, const float* upper, int first,
-                                              int count) {
+inline void encode_with_feedback(encode_state& state, const float* upper, int first, int count) {
   alignas(64) float coefficients[max_head_dim * feedback_block];
   alignas(64) float raw[16][feedback_rows];  // of 16 columns
   for (int c = 0; c < state.cols; c += feedback_block) {
@@ -103,8 +101,8 @@ KVARN_ALWAYS_INLINE void encode_with_feedback(encode_state& state, const float* 
     for (int r = 0; r < count; r += 16) {
       code_words words{{set1_i32(0), set1_i32(0)}};
       KVARN_UNROLL
-      for (int i = 15; i >= 0; --i) append_code<Bits>(words, i, load(raw[i] + r));
-      keep_words<Bits>(state, c - feedback_block, first + r, words);
+      for (int i = 15; i >= 0; --i) append_code(words, i, load(raw[i] + r));
+      keep_words(state, c - feedback_block, first + r, words);
     }
   }
 }

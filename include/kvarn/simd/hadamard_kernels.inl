@@ -29,43 +29,33 @@ KVARN_ALWAYS_INLINE void join_halves(float* x, int half, f32 norm) {
   }
 }
 
-// kvarn::detail::paley_transform over vectors: element j at in + stride * j floats.
-template <int Q>
-void paley(const float* in, std::ptrdiff_t stride, float* out, std::ptrdiff_t out_stride) {
-  constexpr auto& matrix = kvarn::detail::conference<Q>.sign;
-  f32 sum[Q + 1];
-  f32 difference[Q + 1];
-  KVARN_UNROLL
-  for (int i = 0; i <= Q; ++i) {
+// kvarn::detail::paley_transform over vectors: element j of 2 * count at in + stride * j floats.
+inline void paley(int core, const float* in, std::ptrdiff_t stride, float* out,
+                  std::ptrdiff_t out_stride) {
+  const int count = core / 2;
+  const float* signs = core == 12   ? kvarn::detail::conference_signs<5>.sign[0]
+                       : core == 20 ? kvarn::detail::conference_signs<9>.sign[0]
+                                    : kvarn::detail::conference_signs<13>.sign[0];
+  alignas(64) float sum[14][16];
+  alignas(64) float difference[14][16];
+  for (int i = 0; i < count; ++i) {
     const f32 a = load(in + stride * (2 * i));
     const f32 b = load(in + stride * (2 * i + 1));
-    sum[i] = add(a, b);
-    difference[i] = sub(a, b);
+    store(sum[i], add(a, b));
+    store(difference[i], sub(a, b));
   }
-  KVARN_UNROLL
-  for (int i = 0; i <= Q; ++i) {
-    f32 even = difference[i];
-    f32 odd = sub(set1(-0.0f), sum[i]);
-    KVARN_UNROLL
-    for (int j = 0; j <= Q; ++j) {
-      if (matrix[i][j] > 0) {
-        even = add(even, sum[j]);
-        odd = add(odd, difference[j]);
-      } else if (matrix[i][j] < 0) {
-        even = sub(even, sum[j]);
-        odd = sub(odd, difference[j]);
-      }
+  for (int i = 0; i < count; ++i, signs += count) {
+    f32 even = load(difference[i]);
+    f32 odd = sub(set1(-0.0f), load(sum[i]));
+    for (int j = 0; j < count; ++j) {
+      if (j == i) continue;
+      const f32 sign = set1(signs[j]);
+      even = fma(load(sum[j]), sign, even);  // an addition or a subtraction
+      odd = fma(load(difference[j]), sign, odd);
     }
     store(out + out_stride * (2 * i), even);
     store(out + out_stride * (2 * i + 1), odd);
   }
-}
-
-inline void paley(int core, const float* in, std::ptrdiff_t stride, float* out,
-                  std::ptrdiff_t out_stride) {
-  if (core == 12) paley<5>(in, stride, out, out_stride);
-  if (core == 20) paley<9>(in, stride, out, out_stride);
-  if (core == 28) paley<13>(in, stride, out, out_stride);
 }
 
 // The stages within the lanes of 16 channels at p. `largest`: of magnitude_bits.
@@ -81,17 +71,16 @@ KVARN_ALWAYS_INLINE f32 load_rotated(const T* p, i32& largest) {
   return butterfly<8>(butterfly<4>(butterfly<2>(a)));
 }
 
-// 16 * Count channels. The result: magnitude_bits of the largest ones.
-template <int Count, bool Normalize, class T>
-KVARN_ALWAYS_INLINE i32 rotate_registers(const T* in, float* out) {
-  const f32 norm = set1(Normalize ? hadamard_norm(16 * Count) : 1.0f);
+// 16 * Count channels, times norm. The result: magnitude_bits of the largest ones.
+template <int Count, class T>
+KVARN_ALWAYS_INLINE i32 rotate_registers(const T* in, float* out, float norm) {
   f32 r[Count];
   i32 largest = set1_i32(0);
   KVARN_UNROLL
   for (int i = 0; i < Count; ++i) r[i] = load_rotated(in + 16 * i, largest);
   butterflies<1, Count>(r);
   KVARN_UNROLL
-  for (int i = 0; i < Count; ++i) store(out + 16 * i, Normalize ? mul(r[i], norm) : r[i]);
+  for (int i = 0; i < Count; ++i) store(out + 16 * i, mul(r[i], set1(norm)));
   return largest;
 }
 
@@ -112,41 +101,38 @@ inline void rotate_with_core(float* x, int n, int core, f32 norm) {
 }
 
 // Out of line, so that the common sizes need no frame.
-template <bool Normalize>
-[[gnu::noinline]] void rotate_other(float* x, int n) {
-  const f32 norm = set1(Normalize ? hadamard_norm(n) : 1.0f);
+[[gnu::noinline]] inline void rotate_other(float* x, int n, float norm) {
   const int core = hadamard_core(n);
   KVARN_ASSERT(core != 0);
   if (n == 512) {
-    rotate_registers<16, false>(x, x);
-    rotate_registers<16, false>(x + 256, x + 256);
-    join_halves(x, 256, norm);
+    rotate_registers<16>(x, x, 1.0f);
+    rotate_registers<16>(x + 256, x + 256, 1.0f);
+    join_halves(x, 256, set1(norm));
   } else if (core != 1 && n % 16 == 0 && n / core <= 16) {
-    rotate_with_core(x, n, core, norm);
-  } else if constexpr (Normalize) {
-    kvarn::hadamard(x, n);
+    rotate_with_core(x, n, core, set1(norm));
   } else {
     kvarn::hadamard_unnormalized(x, n);
+    for (int i = 0; i < n; ++i) x[i] = x[i] * norm;
   }
 }
 
-template <bool Normalize>
-KVARN_ALWAYS_INLINE void rotate_vector(float* x, int n) {
+[[gnu::noinline]] inline void rotate_vector(float* x, int n, float norm) {
   if (n == 64)
-    rotate_registers<4, Normalize>(x, x);
+    rotate_registers<4>(x, x, norm);
   else if (n == 128)
-    rotate_registers<8, Normalize>(x, x);
+    rotate_registers<8>(x, x, norm);
   else if (n == 256)
-    rotate_registers<16, Normalize>(x, x);
+    rotate_registers<16>(x, x, norm);
   else
-    rotate_other<Normalize>(x, n);
+    rotate_other(x, n, norm);
 }
 
 // As kvarn::hadamard_unnormalized and kvarn::hadamard; fast for the supported head dimensions.
-inline void hadamard_unnormalized(float* x, int n) { rotate_vector<false>(x, n); }
-inline void hadamard(float* x, int n) { rotate_vector<true>(x, n); }
+inline void hadamard_unnormalized(float* x, int n) { rotate_vector(x, n, 1.0f); }
+inline void hadamard(float* x, int n) { rotate_vector(x, n, hadamard_norm(n)); }
 inline void hadamard(float* x, int n, int count, std::ptrdiff_t stride) {
-  for (int i = 0; i < count; ++i) rotate_vector<true>(x + i * stride, n);
+  const float norm = hadamard_norm(n);
+  for (int i = 0; i < count; ++i) rotate_vector(x + i * stride, n, norm);
 }
 
 // The first stages of 16 vectors, of which r[i] has channel c + i for c a multiple of 16; block is
