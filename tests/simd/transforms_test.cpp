@@ -59,6 +59,35 @@ TEST(RotationOnTargets, BatchesEqualTheDefinition) {
     }
 }
 
+template <class T, class O>
+void expect_equal_rotations(int head_dim, tile_input input, std::ptrdiff_t channel_stride) {
+  constexpr int count = 21;
+  kvarn_test::strided_tokens<T> in(count, head_dim, channel_stride, 1);
+  in.assign(kvarn_test::make_tile(input, count, head_dim, 6), count, head_dim);
+  kvarn_test::strided_tokens<O> expected(count, head_dim, channel_stride, 2);
+  const auto replaced =
+      kvarn::scalar::rotate_tokens(in.const_view(), expected.view(), count, head_dim);
+  kvarn_test::for_each_target([&](kvarn::target target, auto kernels) {
+    kvarn_test::strided_tokens<O> got(count, head_dim, channel_stride, 2);
+    EXPECT_EQ(replaced, kernels.rotate_tokens(in.const_view(), got.view(), count, head_dim));
+    EXPECT_TRUE(expected.bytes() == got.bytes()) << kvarn::name_of(target) << " " << head_dim;
+  });
+}
+
+TEST(RotationOnTargets, TokensEqualTheDefinition) {
+  using kvarn::bfloat16;
+  using kvarn::float16;
+  for (const int head_dim : kvarn::supported_head_dims)
+    for (const auto input : {tile_input::ordinary, tile_input::huge, tile_input::not_finite})
+      for (const std::ptrdiff_t stride : {1, -2}) {
+        expect_equal_rotations<float, float>(head_dim, input, stride);
+        expect_equal_rotations<float, float16>(head_dim, input, stride);
+        expect_equal_rotations<float16, float16>(head_dim, input, stride);
+        expect_equal_rotations<bfloat16, float>(head_dim, input, stride);
+        expect_equal_rotations<float, bfloat16>(head_dim, input, stride);
+      }
+}
+
 TEST(NormalizationOnTargets, EqualsTheDefinition) {
   for (const bool equivariant : {false, true})
     for (const int rows : {1, 7, 16, 48, 64, 80, 128, 528})
