@@ -33,7 +33,7 @@ namespace kvarn {
 
 // Of files of sequences and of query moments.
 inline constexpr std::uint64_t cache_file_magic = 0x45484341434e564bu;    // "KVNCACHE"
-inline constexpr std::uint64_t moments_file_magic = 0x544e454d4f4e564bu;  // "KVNOMENT"
+inline constexpr std::uint64_t moments_file_magic = 0x544e4d4f4d4e564bu;  // "KVNMOMNT"
 inline constexpr std::uint32_t cache_file_version = 1;
 
 // The type of exact rows in a file.
