@@ -213,13 +213,15 @@ struct dense_work {
   }
 };
 
-std::size_t dense_bytes(const attention_case& c, std::size_t element) {
-  return 2 * element * static_cast<std::size_t>(c.tokens) * static_cast<std::size_t>(c.head_dim);
+// Keys and values of c.tokens tokens; a number may take a part of a bit on average.
+std::size_t dense_bytes(const attention_case& c, double element_bits) {
+  return static_cast<std::size_t>(2 * element_bits / 8 * c.tokens * c.head_dim);
 }
+constexpr double byte_element_bits = 8 + 16.0 / byte_block;
 
 void run_half(benchmark::State& state, const dense_kernels& kernels, const attention_case& c) {
   dense_work work(c);
-  const std::size_t bytes = dense_bytes(c, sizeof(kvarn::float16));
+  const std::size_t bytes = dense_bytes(c, 16);
   run_dense(state, c, half_arena(c.head_dim), bytes, [&](const std::byte* head, std::size_t h) {
     const auto* const keys = reinterpret_cast<const kvarn::float16*>(head);
     const half_memory memory{keys, keys + std::ptrdiff_t{c.tokens} * c.head_dim, c.tokens,
@@ -230,18 +232,17 @@ void run_half(benchmark::State& state, const dense_kernels& kernels, const atten
 
 void run_bytes(benchmark::State& state, const dense_kernels& kernels, const attention_case& c) {
   dense_work work(c);
-  byte_memory memory{nullptr, nullptr, c.tokens, c.head_dim};
-  const std::ptrdiff_t half = c.tokens / 16 * memory.tile_bytes();
-  run_dense(state, c, byte_arena(c.head_dim), 2 * static_cast<std::size_t>(half),
-            [&](const std::byte* head, std::size_t h) {
-              const byte_memory own{head, head + half, c.tokens, c.head_dim};
-              kernels.attend_bytes(own, work.queries(h), *work.states[h]);
-            });
+  const std::size_t bytes = dense_bytes(c, byte_element_bits);
+  const std::size_t half = bytes / 2;
+  run_dense(state, c, byte_arena(c.head_dim), bytes, [&](const std::byte* head, std::size_t h) {
+    const byte_memory own{head, head + half, c.tokens, c.head_dim};
+    kernels.attend_bytes(own, work.queries(h), *work.states[h]);
+  });
 }
 
 void run_eigen(benchmark::State& state, const attention_case& c) {
   dense_work work(c);
-  run_dense(state, c, float_arena(c.head_dim), dense_bytes(c, sizeof(float)),
+  run_dense(state, c, float_arena(c.head_dim), dense_bytes(c, 32),
             [&](const std::byte* head, std::size_t h) {
               const auto* const keys = reinterpret_cast<const float*>(head);
               const dense_queries queries = work.queries(h);
@@ -272,7 +273,7 @@ void add_half(const attention_case& c) {
   add_benchmark(
       floor, {},
       [=](benchmark::State& s) {
-        run_floor(s, *kernels, c, half_arena(c.head_dim), dense_bytes(c, sizeof(kvarn::float16)));
+        run_floor(s, *kernels, c, half_arena(c.head_dim), dense_bytes(c, 16));
       },
       c.threads > 0);
 }
@@ -296,22 +297,39 @@ void add_packed(kvarn::target on, const attention_case& c) {
       [=](benchmark::State& s) { run_packed(s, on, c); }, c.threads > 0);
 }
 
+// Registers a baseline and the read of its bytes. `run(state)` is the baseline, `memory()` what it
+// reads, `element_bits` of it per number.
+template <class Run, class Memory>
+void add_other(const std::string& kind, const std::string& bits, double element_bits,
+               const attention_case& c, Run run, Memory memory) {
+  const std::string floor = floor_name(c.memory_name(bits));
+  if (const dense_kernels* const kernels = best_dense_kernels())
+    add_benchmark(floor, {}, [=](benchmark::State& s) {
+      run_floor(s, *kernels, c, memory(), dense_bytes(c, element_bits));
+    });
+  add_benchmark("attention/" + kind + "/" + c.name(bits), {floor, half_name(c)}, run);
+}
+
 void add_others(const attention_case& c) {
   for (const kvarn::target_info& info : kvarn::target_infos) {
     const dense_kernels* const kernels = has_kernels(info.id) ? dense_kernels_of(info.id) : nullptr;
     if (kernels == nullptr) continue;
-    // The instruction sets whose FP16 attention is not the one that ratios refer to.
-    if (kernels != best_dense_kernels() && kernels->attend_half != nullptr)
-      add_benchmark("attention/fp16_" + std::string(info.name) + "/" + c.name("k16v16"),
-                    {floor_name(c.memory_name("k16v16")), half_name(c)},
-                    [=](benchmark::State& s) { run_half(s, *kernels, c); });
+    // Of the instruction sets whose FP16 attention is not the one that ratios refer to.
+    if (kernels != best_dense_kernels())
+      add_other(
+          "fp16_" + std::string(kernels->name), "k16v16", 16, c,
+          [=](benchmark::State& s) { run_half(s, *kernels, c); },
+          [=]() -> arena& { return half_arena(c.head_dim); });
     if (kernels->attend_bytes != nullptr)
-      add_benchmark("attention/q8_0/" + c.name("k8v8"), {"", half_name(c)},
-                    [=](benchmark::State& s) { run_bytes(s, *kernels, c); });
+      add_other(
+          "q8_0", "k8v8", byte_element_bits, c,
+          [=](benchmark::State& s) { run_bytes(s, *kernels, c); },
+          [=]() -> arena& { return byte_arena(c.head_dim); });
   }
   if (eigen_is_available())
-    add_benchmark("attention/eigen/" + c.name("k32v32"), {"", half_name(c)},
-                  [=](benchmark::State& s) { run_eigen(s, c); });
+    add_other(
+        "eigen", "k32v32", 32, c, [=](benchmark::State& s) { run_eigen(s, c); },
+        [=]() -> arena& { return float_arena(c.head_dim); });
 }
 
 // The cases of one target: one at a time departs from the first.

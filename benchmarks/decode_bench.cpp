@@ -16,10 +16,9 @@ namespace {
 
 std::vector<std::byte> make_record(const kvarn::tile_layout& layout) {
   const auto tokens = to_half(random_tokens(layout.group, layout.head_dim, 1));
-  std::vector<float> workspace(encode_floats(layout));
   std::vector<std::byte> record(layout.record_bytes());
-  encode_tile({tokens.data(), layout.head_dim}, {record.data(), layout}, {}, workspace.data(),
-              kvarn::default_target());
+  kvarn::tile_encoder::make(layout).value()(
+      kvarn::tokens_view<const kvarn::float16>{tokens.data(), layout.head_dim}, record.data());
   return record;
 }
 
@@ -29,7 +28,7 @@ void run_row(benchmark::State& state, kvarn::target on, const kvarn::tile_layout
   std::vector<float> out(static_cast<std::size_t>(layout.cols()));
   for (auto _ : state)
     for (int row = 0; row < layout.rows(); ++row) {
-      decode_row(tile, row, out.data(), on);
+      kvarn::decode_row(tile, row, out.data(), on);
       benchmark::ClobberMemory();
     }
   set_counters(state, "row", layout.rows(), static_cast<double>(record.size()));
@@ -37,10 +36,12 @@ void run_row(benchmark::State& state, kvarn::target on, const kvarn::tile_layout
 
 void run_tile(benchmark::State& state, kvarn::target on, const kvarn::tile_layout& layout) {
   const std::vector<std::byte> record = make_record(layout);
+  const kvarn::const_tile_view tile{record.data(), layout};
   std::vector<kvarn::float16> out(static_cast<std::size_t>(layout.group) *
                                   static_cast<std::size_t>(layout.head_dim));
   for (auto _ : state) {
-    decode_tile({record.data(), layout}, {out.data(), layout.head_dim}, on);
+    kvarn::decode_tile(tile, kvarn::tokens_view<kvarn::float16>{out.data(), layout.head_dim}, true,
+                       on);
     benchmark::ClobberMemory();
   }
   set_counters(state, "tile", 1, static_cast<double>(record.size()));
@@ -54,7 +55,7 @@ void add_decode(benchmark_set set) {
     head_dims = {64, 128, 256};
     all_bits = {2, 3, 4};
   }
-  for (const kvarn::target on : targets())
+  for (const kvarn::target on : codec_targets())
     for (const int head_dim : head_dims)
       for (const int bits : all_bits)
         for (const auto kind : {kvarn::tile_kind::key, kvarn::tile_kind::value}) {

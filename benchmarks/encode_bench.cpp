@@ -38,13 +38,15 @@ void run_encode(benchmark::State& state, kvarn::target on, const kvarn::tile_lay
   const auto tokens = tokens_in_turn(layout.head_dim, layout.group);
   const kvarn::query_factor factor(random_moment(layout.head_dim));
   const kvarn::encode_options options{.method = method, .factor = &factor};
-  std::vector<float> workspace(encode_floats(layout));
+  std::vector<float> workspace(kvarn::encode_workspace(layout));
   std::vector<std::byte> record(layout.record_bytes());
   const std::size_t numbers = tokens.size() / tiles_in_turn;
   turns turn;
   for (auto _ : state) {
-    encode_tile({tokens.data() + turn.next() * numbers, layout.head_dim}, {record.data(), layout},
-                options, workspace.data(), on);
+    kvarn::encode_tile(
+        kvarn::tokens_view<const kvarn::float16>{tokens.data() + turn.next() * numbers,
+                                                 layout.head_dim},
+        kvarn::tile_view{record.data(), layout}, options, workspace.data(), on);
     benchmark::ClobberMemory();
   }
   set_counters(state, "tile", 1, static_cast<double>(numbers * sizeof(kvarn::float16)));
@@ -65,7 +67,7 @@ void run_normalize(benchmark::State& state, kvarn::target on, int head_dim) {
   const std::vector<float> x = random_tokens(rows, head_dim, 1);
   std::vector<float> row_scale(static_cast<std::size_t>(rows));
   std::vector<float> col_scale(static_cast<std::size_t>(head_dim));
-  std::vector<float> workspace(normalize_floats(rows, head_dim));
+  std::vector<float> workspace(normalize_workspace(rows, head_dim, on));
   const kvarn::normalize_options options{
       .iterations = kvarn::recipe_of(kvarn::encoder::paper, kvarn::tile_kind::key, 2).iterations};
   for (auto _ : state) {
@@ -78,7 +80,12 @@ void run_normalize(benchmark::State& state, kvarn::target on, int head_dim) {
 
 void run_factor(benchmark::State& state, kvarn::target on, int head_dim) {
   const kvarn::query_moment moment = random_moment(head_dim);
-  for (auto _ : state) benchmark::DoNotOptimize(make_factor(moment, on).upper());
+  std::vector<float> matrix(moment.sums().size());
+  std::vector<float> workspace(kvarn::factor_workspace(head_dim));
+  for (auto _ : state) {
+    factorize(moment, matrix.data(), workspace.data(), on);
+    benchmark::ClobberMemory();
+  }
   set_counters(state, "factor", 1, 0);
 }
 
@@ -140,7 +147,7 @@ void add_target(kvarn::target on, int head_dim, const std::vector<int>& all_bits
 }  // namespace
 
 void add_encode(benchmark_set set) {
-  for (const kvarn::target on : targets()) {
+  for (const kvarn::target on : codec_targets()) {
     if (set == benchmark_set::quick) {
       add_target(on, 128, {2});
       continue;

@@ -50,7 +50,7 @@ void add_hadamard(benchmark_set set) {
     for (const int count : {1, 128}) {
       const std::string shape =
           "/d" + std::to_string(head_dim) + (count == 1 ? "" : "/batch" + std::to_string(count));
-      for (const kvarn::target on : targets())
+      for (const kvarn::target on : codec_targets())
         add_benchmark("hadamard/" + std::string(kvarn::name_of(on)) + shape, {},
                       [=](benchmark::State& s) { run_hadamard(s, on, head_dim, count); });
       if (eigen_is_available())

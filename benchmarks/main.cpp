@@ -72,6 +72,7 @@ int main(int argc, char** argv) try {
   benchmark::AddCustomContext("compiler", __VERSION__);
 #endif
 
+  kvarn_bench::add_machine();
   kvarn_bench::add_attention(line.set);
   kvarn_bench::add_hadamard(line.set);
   kvarn_bench::add_encode(line.set);

@@ -35,22 +35,32 @@ void score_bytes(const std::byte* tile, const std::byte* next, int head_dim,
   f32 total[Rows];
   KVARN_UNROLL
   for (int h = 0; h < Rows; ++h) total[h] = set1(0.0f);
-  for (int b = 0; b < head_dim / byte_block; ++b) {
-    prefetch_lines(next + b * (16 * byte_block + 32), 16 * byte_block + 32);
-    words w[words_at_once];
-    load_words(tile + byte_block * b, static_cast<std::size_t>(head_dim), words_at_once, w);
-    dot_sum sum[2][Rows];
+  for (int d = 0; d < head_dim; d += 64) {
+    // Sixteen words of 16 tokens, a token a lane: no horizontal sums.
+    f32 w[16];
     KVARN_UNROLL
-    for (int h = 0; h < Rows; ++h) sum[0][h] = sum[1][h] = no_dots();
+    for (int t = 0; t < 16; ++t) {
+      prefetch_lines(next + t * head_dim + d, 1);
+      w[t] = load(reinterpret_cast<const float*>(tile + t * head_dim + d));
+    }
+    transpose(w);
     KVARN_UNROLL
-    for (int j = 0; j < words_at_once; ++j) KVARN_UNROLL
-    for (int h = 0; h < Rows; ++h) dot(sum[j % 2][h], w[j], queries.quads[row + h] + 8 * b + j);
-    const f32 key_scale = load_half(scales + 32 * b);
-    KVARN_UNROLL
-    for (int h = 0; h < Rows; ++h) {
-      const i32 both = add(flush(sum[0][h]), flush(sum[1][h]));
-      const f32 product = to_float(sub(both, set1_i32(queries.offset[row + h][b])));
-      total[h] = fma(product, mul(key_scale, set1(queries.scale[row + h][b])), total[h]);
+    for (int half = 0; half < 2; ++half) {
+      const int b = d / byte_block + half;
+      i32 sum[2][Rows];
+      KVARN_UNROLL
+      for (int h = 0; h < Rows; ++h) sum[0][h] = sum[1][h] = set1_i32(0);
+      KVARN_UNROLL
+      for (int j = 0; j < 8; ++j) KVARN_UNROLL
+      for (int h = 0; h < Rows; ++h)
+        dot_bytes(sum[j % 2][h], bits(w[8 * half + j]), queries.quads[row + h] + 8 * b + j);
+      const f32 key_scale = load_half(scales + 32 * b);
+      KVARN_UNROLL
+      for (int h = 0; h < Rows; ++h) {
+        const i32 both = add(sum[0][h], sum[1][h]);
+        const f32 product = to_float(sub(both, set1_i32(queries.offset[row + h][b])));
+        total[h] = fma(product, mul(key_scale, set1(queries.scale[row + h][b])), total[h]);
+      }
     }
   }
   KVARN_UNROLL

@@ -84,38 +84,69 @@ inline void quantize_bytes(const float* tokens, int head_dim, std::byte* tile) {
     }
 }
 
-// The functions of one instruction set; null where it has none.
+// The functions of one instruction set; attend_bytes is null where it has none.
 struct dense_kernels {
-  void (*attend_half)(const half_memory&, const dense_queries&, attention_state&) = nullptr;
-  void (*attend_bytes)(const byte_memory&, const dense_queries&, attention_state&) = nullptr;
-  std::uint32_t (*stream_read)(const std::byte* p, std::ptrdiff_t bytes) = nullptr;
+  const char* name;
+  void (*attend_half)(const half_memory&, const dense_queries&, attention_state&);
+  void (*attend_bytes)(const byte_memory&, const dense_queries&, attention_state&);
+  std::uint32_t (*stream_read)(const std::byte* p, std::ptrdiff_t bytes);
 };
 
 }  // namespace kvarn_bench
 
 #if defined(__x86_64__)
 
+// A region needs all that the library's region for these vectors has: its operations are inlined.
 #if defined(__clang__)
-#pragma clang attribute push(                                                               \
-    __attribute__((                                                                         \
-        target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi"))), \
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+#endif
+namespace kvarn_bench::avx2 {
+using namespace kvarn::avx2;
+inline constexpr int half_accumulators = 4;  // of 8 pairs of registers
+// clang-format off
+#include "stream_read.inl"
+#include "online_softmax.inl"
+#include "half_attention.inl"
+// clang-format on
+inline constexpr dense_kernels dense{"avx2", attend_half, nullptr, stream_read};
+}  // namespace kvarn_bench::avx2
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#if defined(__clang__)
+#pragma clang attribute push(                                                                    \
+    __attribute__((                                                                              \
+        target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni"))), \
     apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12, of its own intrinsics
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni")
 #endif
 namespace kvarn_bench::avx512 {
 using namespace kvarn::avx512;
 inline constexpr int half_accumulators = 16;  // of 32 registers
+// sum += the products of four unsigned bytes a lane and the four signed bytes at `operand`. Written
+// out for the broadcast memory operand, which g++ 12 does not form.
+KVARN_ALWAYS_INLINE void dot_bytes(i32& sum, i32 bytes, const std::int32_t* operand) {
+  __asm__("vpdpbusd {%2%{1to16%}, %1, %0|%0, %1, %2%{1to16%}}"
+          : "+v"(sum.v)
+          : "v"(bytes.v), "m"(*operand));
+}
 // clang-format off
 #include "stream_read.inl"
 #include "online_softmax.inl"
 #include "half_attention.inl"
 #include "byte_attention.inl"
 // clang-format on
-inline constexpr dense_kernels dense{attend_half, attend_bytes, stream_read};
+inline constexpr dense_kernels dense{"avx512", attend_half, attend_bytes, stream_read};
 }  // namespace kvarn_bench::avx512
 #if defined(__clang__)
 #pragma clang attribute pop
@@ -132,6 +163,9 @@ namespace kvarn_bench {
 inline const dense_kernels* dense_kernels_of(kvarn::target on) {
   switch (on) {
 #if defined(__x86_64__)
+    case kvarn::target::avx2:
+    case kvarn::target::avx_vnni:
+      return &avx2::dense;
     case kvarn::target::avx512:
     case kvarn::target::amx:
       return &avx512::dense;

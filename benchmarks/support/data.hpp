@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "kvarn/kvarn.hpp"
-#include "support/library.hpp"
 
 namespace kvarn_bench {
 
@@ -76,11 +75,10 @@ inline std::vector<std::byte> encoded_groups(const kvarn::cache_format& format, 
   std::vector<std::byte> page(static_cast<std::size_t>(groups) * format.head_bytes());
   std::byte* at = page.data();
   const auto encode = [&](const kvarn::tile_layout& layout, int seed) {
-    std::vector<float> workspace(encode_floats(layout));
     const auto tokens = to_half(
         random_tokens(layout.group, layout.head_dim, static_cast<std::uint64_t>(100 + seed)));
-    encode_tile({tokens.data(), layout.head_dim}, {at, layout}, {}, workspace.data(),
-                kvarn::default_target());
+    kvarn::tile_encoder::make(layout).value()(
+        kvarn::tokens_view<const kvarn::float16>{tokens.data(), layout.head_dim}, at);
     at += layout.record_bytes();
   };
   for (int g = 0; g < groups; ++g) {

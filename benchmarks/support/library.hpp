@@ -1,6 +1,8 @@
-// All calls from the benchmarks into what the library does per instruction set, in one place.
+// The targets of this machine, and calls of kernels that have no function of their own in the
+// library's interface.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <type_traits>
 #include <vector>
@@ -25,66 +27,47 @@ inline std::vector<kvarn::target> targets() {
   return all;
 }
 
+// Those with a codec of their own: AVX-VNNI has that of AVX2, AMX that of AVX-512.
+inline std::vector<kvarn::target> codec_targets() {
+  std::vector<kvarn::target> all = targets();
+  std::erase_if(all, [](kvarn::target on) {
+    return on == kvarn::target::avx_vnni || on == kvarn::target::amx;
+  });
+  return all;
+}
+
 // Rotates `count` vectors of n floats, one after another.
 inline void hadamard(float* x, int n, int count, kvarn::target on) {
-  if (on == kvarn::target::avx512)
-    kvarn::avx512::hadamard(x, n, count, n);
-  else
-    kvarn::hadamard(x, n, count, n);
+  kvarn::with_kernels(on, [=](auto kernels) {
+    if (count == 1)
+      kernels.hadamard(x, n);
+    else
+      kernels.hadamard(x, n, count, n);
+  });
 }
 
-// Floats of workspace that variance_normalize needs on any target: vector kernels keep a tile whose
-// columns are contiguous and padded.
-inline std::size_t normalize_floats(int rows, int cols) {
-  return kvarn::normalize_workspace(rows, cols) +
-         (static_cast<std::size_t>(rows) + 64) * static_cast<std::size_t>(cols);
+// Floats of workspace of variance_normalize.
+inline std::size_t normalize_workspace(int rows, int cols, kvarn::target on) {
+  return kvarn::with_kernels(on,
+                             [=](auto kernels) { return kernels.normalize_workspace(rows, cols); });
 }
 
-// `workspace`: normalize_floats(rows, cols) floats.
 inline void variance_normalize(const float* x, int rows, int cols,
                                const kvarn::normalize_options& options, float* row_scale,
                                float* col_scale, float* workspace, kvarn::target on) {
-  if (on == kvarn::target::avx512)
-    kvarn::avx512::variance_normalize(x, rows, cols, 1.0f, options, row_scale, col_scale,
-                                      workspace);
-  else
-    kvarn::variance_normalize(x, rows, cols, 1.0f, options, row_scale, col_scale, workspace);
+  kvarn::with_kernels(on, [=, &options](auto kernels) {
+    kernels.variance_normalize(x, rows, cols, 1.0f, options, row_scale, col_scale, workspace);
+  });
 }
 
-// Floats of workspace that encode_tile needs on any target.
-inline std::size_t encode_floats(const kvarn::tile_layout& layout) {
-  return kvarn::encode_workspace(layout) + 64 * static_cast<std::size_t>(layout.cols());
-}
-
-// `workspace`: encode_floats(out.layout) floats.
-inline void encode_tile(kvarn::tokens_view<const kvarn::float16> tokens, kvarn::tile_view out,
-                        const kvarn::encode_options& options, float* workspace, kvarn::target on) {
-  if (on == kvarn::target::avx512)
-    kvarn::avx512::encode_tile(tokens, out,
-                               kvarn::recipe_of(options.method, out.layout.kind, out.layout.bits),
-                               options.rotate, options.factor, workspace);
-  else
-    kvarn::encode_tile(tokens, out, options, workspace);
-}
-
-inline kvarn::query_factor make_factor(const kvarn::query_moment& moment, kvarn::target on) {
-  (void)on;
-  return kvarn::query_factor(moment);
-}
-
-inline void decode_row(kvarn::const_tile_view tile, int row, float* out, kvarn::target on) {
-  if (on == kvarn::target::avx512)
-    kvarn::avx512::decode_row(tile, row, out);
-  else
-    kvarn::decode_row(tile, row, out);
-}
-
-inline void decode_tile(kvarn::const_tile_view tile, kvarn::tokens_view<kvarn::float16> out,
-                        kvarn::target on) {
-  if (on == kvarn::target::avx512)
-    kvarn::avx512::decode_tile(tile, out);
-  else
-    kvarn::decode_tile(tile, out);
+// The factor of a moment, made in `matrix` of head_dim^2 floats. `workspace`:
+// kvarn::factor_workspace(head_dim) floats.
+inline void factorize(const kvarn::query_moment& moment, float* matrix, float* workspace,
+                      kvarn::target on) {
+  std::copy(moment.sums().begin(), moment.sums().end(), matrix);
+  kvarn::with_kernels(on, [&](auto kernels) {
+    kernels.factorize(matrix, moment.head_dim(), kvarn::query_factor::default_damping, workspace);
+  });
 }
 
 }  // namespace kvarn_bench
