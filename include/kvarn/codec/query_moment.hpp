@@ -38,7 +38,7 @@ class query_moment {
     KVARN_ASSERT(hadamard_core(head_dim) != 0);
   }
 
-  // A moment that was saved: `sums` as sums() gave it.
+  // A moment that was saved: `sums` as sums() gave it (what stands below the diagonal is left out).
   static result<query_moment> from_sums(int head_dim, std::span<const float> sums,
                                         std::uint64_t count) {
     if (status s = validate(tile_layout{.head_dim = head_dim}); !s.ok()) return s;
@@ -51,7 +51,9 @@ class query_moment {
       if (!std::isfinite(sums[i]))
         return status{error_code::invalid_data,
                       "query moment sum " + std::to_string(i) + " is not finite"};
-    moment.sums_.assign(sums.begin(), sums.end());
+    const auto n = static_cast<std::size_t>(head_dim);
+    for (std::size_t row = 0; row < n; ++row)
+      for (std::size_t col = row; col < n; ++col) moment.sums_[row * n + col] = sums[row * n + col];
     moment.count_ = count;
     return moment;
   }
