@@ -6,6 +6,7 @@
 #include "avx2.hpp"
 #include "avx512.hpp"
 #include "avx_vnni.hpp"
+#include "neon.hpp"
 #include "scalar.hpp"
 #include "target.hpp"
 
@@ -27,6 +28,9 @@ decltype(auto) with_kernels(target on, const F& f) {
       return f(avx512::kernels{});
     case target::amx:
       return f(amx::kernels{});
+#elif defined(__aarch64__)
+    case target::neon:
+      return f(neon::kernels{});
 #endif
     default:
       return f(scalar::kernels{});
