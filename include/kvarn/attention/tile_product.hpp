@@ -23,7 +23,7 @@ enum class operand_precision : std::uint8_t { int16, int8 };
 
 // The largest magnitude of a folded operand. An int16 is split into two bytes, value = 256 * high +
 // low with both in [-128, 127], which bounds it by 127 * 256.
-constexpr int max_operand(operand_precision precision) {
+KVARN_INLINE constexpr int max_operand(operand_precision precision) {
   return precision == operand_precision::int16 ? 127 * 256 : 127;
 }
 

@@ -39,7 +39,7 @@ struct encoder_recipe {
 };
 
 // Why these numbers: docs/method.md.
-constexpr encoder_recipe recipe_of(encoder method, tile_kind kind, int bits) {
+KVARN_INLINE constexpr encoder_recipe recipe_of(encoder method, tile_kind kind, int bits) {
   if (method == encoder::paper)
     return {.scaling = row_scaling::dual_axis, .iterations = 8, .range = 1.0f, .cover = false};
   if (kind == tile_kind::value)

@@ -33,7 +33,7 @@ struct normalize_report {
 };
 
 // Floats of workspace that variance_normalize needs.
-constexpr std::size_t normalize_workspace(int rows, int cols) {
+KVARN_INLINE constexpr std::size_t normalize_workspace(int rows, int cols) {
   return 4 * static_cast<std::size_t>(rows) + 3 * static_cast<std::size_t>(cols);
 }
 

@@ -378,7 +378,7 @@ void prepare_query(tokens_view<T> queries, int index, int head_dim,
 
 // As scalar::join_sink_logit.
 inline void join_sink_logit(attention_row& row, float logit, int dim) {
-  const softmax_join join = join_maxima(row.maximum, logit * log2_e);
+  const softmax_join join = join_maxima(row.maximum, rounded(logit * log2_e));
   row.maximum = join.maximum;
   row.sum = std::fma(row.sum, join.first, join.second);
   for (int d = 0; d < dim; d += 16)
