@@ -140,7 +140,8 @@ inline result<target> parse_target(std::string_view name) {
   std::string names;
   for (const target_info& info : target_infos) {
     if (info.name == name) return info.id;
-    names += " " + std::string(info.name);
+    names += ' ';
+    names += info.name;
   }
   return status{error_code::invalid_argument,
                 "target is " + std::string(name) + "; allowed are" + names};
