@@ -192,9 +192,9 @@ TEST(CacheMemory, PagesBeyondFourGigabytes) {
     const auto keys = kvarn_test::token_tensor(seeds(0, 69), 1, 2, 0, 64);
     kvarn::replaced_values replaced;
     for (int layer = 0; layer < 2; ++layer)
-      ASSERT_TRUE(storage.append(id, layer, table.extent(id, layer),
-                                 kvarn::token_major(keys.data(), 2, 64),
-                                 kvarn::token_major(keys.data(), 2, 64), 69, replaced));
+      ASSERT_TRUE(storage.append(
+          id, layer, table.extent(id, layer), kvarn::token_major(keys.data(), 2, 64),
+          kvarn::token_major(keys.data(), 2, 64), 69, replaced, kvarn::default_target()));
     std::vector<float> workspace(storage.encode_workspace());
     std::vector<std::byte> first;
     const std::size_t bytes = storage.page_bytes(1);

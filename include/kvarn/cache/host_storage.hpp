@@ -12,7 +12,6 @@
 
 #include "../attention/attention.hpp"
 #include "../codec/encoder.hpp"
-#include "../codec/hadamard.hpp"
 #include "../codec/tile_codec.hpp"
 #include "../codec/tokens.hpp"
 #include "../config.hpp"
@@ -30,26 +29,16 @@ inline namespace KVARN_ISA_NAMESPACE {
 
 namespace detail {
 
-// encode_tile on a target, once it can be told which.
-template <class T>
-encode_report encode_on(target on, tokens_view<T> tokens, tile_view out,
-                        const encode_options& options, float* workspace) {
-  if constexpr (requires { encode_tile(tokens, out, options, workspace, on); })
-    return encode_tile(tokens, out, options, workspace, on);
-  else
-    return encode_tile(tokens, out, options, workspace);
-}
-
-// Rotates and rounds `count` tokens into rows.
+// Rounds `count` tokens that come rotated into rows.
 template <class In, class T>
-void store_rows(tokens_view<In> in, int count, int head_dim, bool rotate, tokens_view<T> out,
-                replaced_values& replaced) {
+replaced_values copy_tokens(tokens_view<In> in, tokens_view<T> out, int count, int head_dim) {
+  replaced_values replaced;
   float x[max_head_dim];
   for (int t = 0; t < count; ++t) {
     load_token(in, t, head_dim, x, replaced);
-    if (rotate) hadamard(x, head_dim);
     for (int d = 0; d < head_dim; ++d) out.store(t, d, x[d]);
   }
+  return replaced;
 }
 
 }  // namespace detail
@@ -115,14 +104,14 @@ class host_storage {
   // the limit of exact rows is met.
   template <class K, class V>
   bool append(sequence_id id, int layer, const sequence_extent& extent, heads_view<K> keys,
-              heads_view<V> values, int count, replaced_values& replaced) {
+              heads_view<V> values, int count, replaced_values& replaced, target on) {
     layer_rows& r = rows(id, layer);
     const int to_sink = (std::min)(count, sink_ - extent.sink_count);
     if (!r.sink.reserve(shape_, memory_->exact, to_sink) ||
         !r.tail.reserve(shape_, memory_->exact, count - to_sink))
       return false;
-    store(r.sink, keys, values, to_sink, replaced);
-    store(r.tail, keys.from(to_sink), values.from(to_sink), count - to_sink, replaced);
+    store(r.sink, keys, values, to_sink, replaced, on);
+    store(r.tail, keys.from(to_sink), values.from(to_sink), count - to_sink, replaced, on);
     return true;
   }
 
@@ -133,12 +122,12 @@ class host_storage {
     const exact_run<T>& tail = rows(id, layer).tail;
     std::byte* const bytes = page(layer, index);
     const encode_options options{.method = method, .rotate = false, .factor = factor};
-    detail::encode_on(on, tail.keys(shape_, head, first),
-                      tile_view{bytes + format.key_offset(head), format.key_layout()}, options,
-                      workspace);
-    detail::encode_on(on, tail.values(shape_, head, first),
-                      tile_view{bytes + format.value_offset(head), format.value_layout()}, options,
-                      workspace);
+    encode_tile(tail.keys(shape_, head, first),
+                tile_view{bytes + format.key_offset(head), format.key_layout()}, options, workspace,
+                on);
+    encode_tile(tail.values(shape_, head, first),
+                tile_view{bytes + format.value_offset(head), format.value_layout()}, options,
+                workspace, on);
   }
 
   // Floats of workspace that encode needs in any layer.
@@ -190,13 +179,19 @@ class host_storage {
 
   template <class K, class V>
   void store(exact_run<T>& run, heads_view<K> keys, heads_view<V> values, int count,
-             replaced_values& replaced) {
+             replaced_values& replaced, target on) {
     if (count == 0) return;
+    const auto store_head = [&](auto in, tokens_view<T> out, int dim, bool rotate) {
+      const replaced_values now = rotate ? rotate_tokens(in, out, count, dim, on)
+                                         : detail::copy_tokens(in, out, count, dim);
+      replaced.nan += now.nan;
+      replaced.saturated += now.saturated;
+    };
     for (int head = 0; head < shape_.kv_heads; ++head) {
-      detail::store_rows(keys.head(head), count, shape_.key_head_dim, rotate_keys_,
-                         run.keys(shape_, head, run.count()), replaced);
-      detail::store_rows(values.head(head), count, shape_.value_head_dim, rotate_values_,
-                         run.values(shape_, head, run.count()), replaced);
+      store_head(keys.head(head), run.keys(shape_, head, run.count()), shape_.key_head_dim,
+                 rotate_keys_);
+      store_head(values.head(head), run.values(shape_, head, run.count()), shape_.value_head_dim,
+                 rotate_values_);
     }
     run.extend(count);
   }

@@ -136,7 +136,7 @@ class kv_cache {
   // Not-finite numbers are replaced (sanitize in tokens.hpp) and counted in `replaced`.
   template <class K, class V>
   status append(sequence_id id, int layer, heads_view<K> keys, heads_view<V> values, int tokens,
-                replaced_values* replaced = nullptr) {
+                replaced_values* replaced = nullptr, target on = default_target()) {
     if (status bad = check(id, layer); !bad.ok()) return bad;
     if (tokens < 0) return bad_value("tokens", tokens, "it must not be negative");
     const sequence_extent extent = s().table.extent(id, layer);
@@ -144,7 +144,7 @@ class kv_cache {
       return bad_value("tokens", tokens, "the exact tail would be too long");
     replaced_values none;
     if (!s().storage.append(id, layer, extent, keys, values, tokens,
-                            replaced != nullptr ? *replaced : none))
+                            replaced != nullptr ? *replaced : none, on))
       return {error_code::short_buffer, "exact rows take " + std::to_string(memory().exact) +
                                             " bytes; " + std::to_string(tokens) +
                                             " tokens more in layer " + std::to_string(layer) +
@@ -317,14 +317,15 @@ class kv_cache {
   // which encoder::query_aware rounds keys that are sealed later. Does nothing for other encoders,
   // frozen factors and exact layers. Truncation does not take queries back.
   template <class Q>
-  status observe(sequence_id id, int layer, heads_view<Q> queries, int tokens) {
+  status observe(sequence_id id, int layer, heads_view<Q> queries, int tokens,
+                 target on = default_target()) {
     if (status bad = check(id, layer); !bad.ok()) return bad;
     if (tokens < 0) return bad_value("tokens", tokens, "it must not be negative");
     if (!s().gathers() || tokens == 0 || s().table.is_exact_layer(layer)) return {};
     const row_shape& shape = s().storage.shape();
     s().moments[id.slot]
         .own(layers(), shape.kv_heads, shape.key_head_dim, s().memory.statistics)
-        .add(layer, queries, tokens, s().query_heads, s().rotate_queries);
+        .add(layer, queries, tokens, s().query_heads, s().rotate_queries, on);
     return {};
   }
 
@@ -454,7 +455,8 @@ class kv_cache {
     if (s().factors != nullptr) return encode(&s().factors->at(layer, head));
     const query_moments* const moments = s().moments[id.slot].get();
     const query_factor factor(moments != nullptr ? moments->at(layer, head)
-                                                 : query_moment(s().storage.shape().key_head_dim));
+                                                 : query_moment(s().storage.shape().key_head_dim),
+                              query_factor::default_damping, on);
     encode(&factor);
   }
 

@@ -15,6 +15,7 @@
 #include "../codec/tokens.hpp"
 #include "../config.hpp"
 #include "../error.hpp"
+#include "../simd/target.hpp"
 #include "heads_view.hpp"
 #include "memory_account.hpp"
 
@@ -46,13 +47,13 @@ class query_moments {
   // heads next to one another.
   template <class Q>
   replaced_values add(int layer, heads_view<Q> queries, int tokens, int query_heads,
-                      bool rotate = true) {
+                      bool rotate = true, target on = default_target()) {
     replaced_values replaced;
     const int shared = query_heads / kv_heads_;
     for (int t = 0; t < tokens; ++t)
       for (int head = 0; head < kv_heads_; ++head) {
         const replaced_values now =
-            moments_[index(layer, head)].add(queries.token(t, head * shared), shared, rotate);
+            moments_[index(layer, head)].add(queries.token(t, head * shared), shared, rotate, on);
         replaced.nan += now.nan;
         replaced.saturated += now.saturated;
       }
