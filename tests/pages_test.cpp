@@ -117,7 +117,7 @@ TEST(Pages, MethodTableIsRecipeOf) {
   const named_encoder encoders[] = {{kvarn::encoder::paper, "paper"},
                                     {kvarn::encoder::tuned, "tuned"},
                                     {kvarn::encoder::query_aware, "query_aware"}};
-  const char* const scalings[] = {"rms", "dual_axis", "dual_axis_equivariant"};
+  const char* const scalings[] = {"rms", "rms_equalized", "dual_axis", "dual_axis_equivariant"};
   const auto yes_no = [](bool value) { return value ? "yes" : "no"; };
   for (const auto& [method, name] : encoders)
     for (const auto kind : {kvarn::tile_kind::key, kvarn::tile_kind::value}) {

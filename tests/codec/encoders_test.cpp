@@ -74,9 +74,9 @@ void compare(const std::vector<float>& tokens, const tile_layout& layout,
   const double damping = static_cast<double>(kvarn::query_factor::default_damping);
   // Where two iterates of the normalisation are equally good, rounding decides: follow the library.
   int iterate = -1;
-  if (recipe.scaling != kvarn::row_scaling::rms) {
-    const auto iterates = oracle::normalize(
-        y, recipe.iterations, recipe.scaling == kvarn::row_scaling::dual_axis_equivariant);
+  const bool equivariant = recipe.scaling == kvarn::row_scaling::dual_axis_equivariant;
+  if (equivariant || recipe.scaling == kvarn::row_scaling::dual_axis) {
+    const auto iterates = oracle::normalize(y, recipe.iterations, equivariant);
     iterate = report.normalize.best;
     const double best = iterates[oracle::best_iterate(iterates)].imbalance;
     const double chosen = iterates.at(static_cast<std::size_t>(iterate)).imbalance;
@@ -148,7 +148,7 @@ void compare(const std::vector<float>& tokens, const tile_layout& layout,
   }
   const double error = squared_error(y, oracle::decode(fields, layout));
   const double expected_error = squared_error(y, oracle::decode(whole.fields, layout));
-  EXPECT_NEAR(error / expected_error, 1.0, recipe.error_feedback ? 5e-3 : 1e-3);
+  EXPECT_NEAR(error / expected_error, 1.0, recipe.error_feedback ? 5e-3 : 2e-3);
 }
 
 // The bounds are several times what was measured.
@@ -197,12 +197,13 @@ TEST(EncoderRecipes, AgreeWithTheOracle) {
       {.scaling = row_scaling::dual_axis_equivariant, .iterations = 8, .refits = 3},
       {.scaling = row_scaling::dual_axis, .iterations = 3, .cover = false, .unbiased = true},
       {.scaling = row_scaling::dual_axis, .iterations = 0, .range = 0.5f, .refits = 1},
-      {.scaling = row_scaling::rms, .range = 0.9f, .cover = false, .refits = 2, .unbiased = true}};
+      {.scaling = row_scaling::rms, .range = 0.9f, .cover = false, .refits = 2, .unbiased = true},
+      {.scaling = row_scaling::rms_equalized, .range = 0.8f}};
   for (const auto& recipe : recipes) {
     deviations count;
     for (const tile_layout& layout : kvarn_test::all_layouts()) {
       if (layout.head_dim != 80 && layout.head_dim != 128) continue;
-      SCOPED_TRACE(kvarn_test::name_of(layout));
+      SCOPED_TRACE(kvarn_test::name_of(layout) + ", recipe " + std::to_string(&recipe - recipes));
       const auto moment = kvarn_test::random_moment(layout.head_dim, 8, 5);
       compare(kvarn_test::random_tokens(layout.group, layout.head_dim, 99), layout, recipe, moment,
               count);

@@ -101,8 +101,8 @@ TEST(FaultValues, KeyTileOfLargeOffsetAndSmallSpread) {
     auto decoded = round_trip(tile_layout{}, tokens, method);
     for (float& x : decoded) x -= 300.0f;
     const double error = kvarn::relative_squared_error(spread, decoded);
-    EXPECT_LT(error, 0.7) << kvarn_test::name_of(method);
-    EXPECT_GT(error, 0.2) << kvarn_test::name_of(method);
+    EXPECT_LT(error, method == encoder::paper ? 0.7 : 0.3) << kvarn_test::name_of(method);
+    EXPECT_GT(error, 0.1) << kvarn_test::name_of(method);
   }
 }
 
@@ -132,7 +132,7 @@ TEST(FaultValues, TinyTiles) {
         for (const float x : decoded) ASSERT_LT(std::abs(x), 0x1p-17f * 128);
         continue;
       }
-      EXPECT_NEAR(error / plain, 1.0, size > 1e-7f ? 0.05 : 0.45) << size;
+      EXPECT_NEAR(error / plain, 1.0, size > 1e-7f ? 0.05 : 0.6) << size;
     }
     // Smaller than anything that can be stored: no more than a few of the smallest steps.
     for (const float size : {1e-20f, 1e-38f}) {
@@ -206,14 +206,14 @@ TEST(FaultValues, EveryBadValueIsCounted) {
             std::vector<float>(tokens.size(), 0.0f));
 }
 
-// One bad token must not hurt the other 127. Keys have a scale per token; a single channel of a
-// value spreads over all rows by the rotation. (Values that are rotated already have no such
-// protection: there the outlier stands in one row alone.)
+// One bad token must not hurt the other 127: keys have a scale per token; the scales of values are
+// found with all tokens brought to one size. (The paper's encoder has no such care for values: one
+// that is rotated already stands in one row alone, whose scale it takes.)
 TEST(FaultValues, OneBadValueDoesNotHurtOtherTokens) {
   for_kinds_and_encoders(128, scale_type::ue5m3, [](const tile_layout& layout, encoder method) {
     const auto tokens = kvarn_test::normal_tokens(128, 128, 80);
     for (const bool rotate : {true, false}) {
-      if (!rotate && layout.kind == tile_kind::value) continue;
+      if (!rotate && method == encoder::paper && layout.kind == tile_kind::value) continue;
       const double whole =
           error_without(tokens, round_trip(layout, tokens, method, rotate), 128, 7);
       for (const float bad : {nan_value, infinity, -infinity, 1e5f}) {
@@ -222,7 +222,9 @@ TEST(FaultValues, OneBadValueDoesNotHurtOtherTokens) {
         const auto decoded = round_trip(layout, damaged, method, rotate);
         ASSERT_TRUE(all_finite(decoded));
         EXPECT_NEAR(error_without(tokens, decoded, 128, 7) / whole, 1.0,
-                    method == encoder::paper ? 1.0 : 0.06)
+                    method == encoder::paper          ? 1.0
+                    : layout.kind == tile_kind::value ? 0.01
+                                                      : 0.06)
             << bad << " " << rotate;
       }
     }
@@ -230,35 +232,43 @@ TEST(FaultValues, OneBadValueDoesNotHurtOtherTokens) {
 }
 
 // A token of +-65504 in every channel: the rotation multiplies one of them by up to sqrt(D).
-TEST(FaultValues, RowsOfTheLargestFloat16) {
-  for (const int head_dim : {64, 128, 512}) {
-    const tile_layout layout{.head_dim = head_dim};
-    const auto d = static_cast<std::size_t>(head_dim);
-    for (const encoder method : kvarn_test::encoders)
-      for (const std::size_t period : {1u, 2u, 3u}) {
-        auto tokens = kvarn_test::normal_tokens(128, head_dim, 81);
-        const auto clean = tokens;
-        const double whole = error_without(clean, round_trip(layout, clean, method), head_dim, 7);
-        for (std::size_t c = 0; c < d; ++c)
-          tokens[7 * d + c] = c % period == 0 ? largest_float16 : -largest_float16;
-        const auto encoded = kvarn_test::encode(layout, tokens, options_of(method, head_dim));
-        EXPECT_EQ(encoded.report.replaced, kvarn::replaced_values{});
-        const auto decoded = kvarn_test::decode(layout, encoded.record);
-        ASSERT_TRUE(all_finite(decoded));
-        const auto row = std::span(decoded).subspan(7 * d, d);
-        EXPECT_LT(kvarn::relative_squared_error(std::span(tokens).subspan(7 * d, d), row), 0.4)
-            << kvarn_test::name_of(method) << head_dim << " " << period;
-        EXPECT_NEAR(error_without(clean, decoded, head_dim, 7) / whole, 1.0,
-                    method == encoder::paper ? 1.0 : 0.1)
-            << kvarn_test::name_of(method) << head_dim << " " << period;
+// Neither as a key nor as a value may it hurt the others.
+TEST(FaultValues, TokensOfTheLargestFloat16) {
+  for (const tile_kind kind : kvarn_test::tile_kinds)
+    for (const int head_dim : {64, 128, 512}) {
+      const tile_layout layout{.kind = kind, .head_dim = head_dim};
+      const auto d = static_cast<std::size_t>(head_dim);
+      for (const encoder method : kvarn_test::encoders)
+        for (const std::size_t period : {1u, 2u, 3u}) {
+          SCOPED_TRACE(kvarn_test::name_of(layout) + " " + kvarn_test::name_of(method) + " " +
+                       std::to_string(period));
+          auto tokens = kvarn_test::normal_tokens(128, head_dim, 81);
+          const auto clean = tokens;
+          const double whole = error_without(clean, round_trip(layout, clean, method), head_dim, 7);
+          for (std::size_t c = 0; c < d; ++c)
+            tokens[7 * d + c] = c % period == 0 ? largest_float16 : -largest_float16;
+          const auto encoded = kvarn_test::encode(layout, tokens, options_of(method, head_dim));
+          EXPECT_EQ(encoded.report.replaced, kvarn::replaced_values{});
+          const auto decoded = kvarn_test::decode(layout, encoded.record);
+          ASSERT_TRUE(all_finite(decoded));
+          const auto row = std::span(decoded).subspan(7 * d, d);
+          EXPECT_LT(kvarn::relative_squared_error(std::span(tokens).subspan(7 * d, d), row),
+                    kind == tile_kind::key ? 0.4 : 0.6);
+          const double others = error_without(clean, decoded, head_dim, 7) / whole;
+          if (method != encoder::paper)
+            EXPECT_NEAR(others, 1.0, kind == tile_kind::key ? 0.1 : 0.03);
+          else if (kind == tile_kind::key)
+            EXPECT_NEAR(others, 1.0, 1.0);
+          else if (period < 3)  // all of it rotates into one row, whose scale it takes
+            EXPECT_GT(others, 100.0) << "the paper's encoder is hurt, or this no longer shows it";
 
-        // FP16 output: the largest finite numbers, no infinities.
-        std::vector<float16> narrow(decoded.size());
-        kvarn::decode_tile(kvarn::const_tile_view{encoded.record.data(), layout},
-                           kvarn::tokens_view<float16>{narrow.data(), head_dim});
-        for (const float16 x : narrow) ASSERT_TRUE(x.is_finite());
-      }
-  }
+          // FP16 output: the largest finite numbers, no infinities.
+          std::vector<float16> narrow(decoded.size());
+          kvarn::decode_tile(kvarn::const_tile_view{encoded.record.data(), layout},
+                             kvarn::tokens_view<float16>{narrow.data(), head_dim});
+          for (const float16 x : narrow) ASSERT_TRUE(x.is_finite());
+        }
+    }
 }
 
 // BF16 reaches 3e38, a record about 65504 sqrt(D): beyond FP16 is clamped and counted.

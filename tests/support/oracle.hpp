@@ -159,6 +159,43 @@ inline vector root_mean_squares(const matrix& y) {
   return y.rowwise().squaredNorm().array().sqrt() / std::sqrt(static_cast<double>(y.cols()));
 }
 
+// The mean of n numbers above 2^-100 on a scale that is logarithmic from octave to octave and
+// linear within one, cut to 1/2^13 of an octave; 0 where there is none.
+inline double typical(const vector& values) {
+  double sum = 0;
+  int count = 0;
+  for (const double x : values) {
+    if (x < std::ldexp(1, -100)) continue;
+    const int exponent = std::ilogb(x);
+    sum += std::floor(std::ldexp(exponent + std::ldexp(x, -exponent) - 1, 13));
+    ++count;
+  }
+  if (count == 0) return 0;
+  const double mean = std::ldexp(std::floor(sum / count), -13);
+  const double octave = std::floor(mean);
+  return std::ldexp(1 + mean - octave, static_cast<int>(octave));
+}
+
+// `scale` times what makes its typical entry the power of two at or below `magnitude`.
+inline vector centered(const vector& scale, double magnitude) {
+  const double level = typical(scale);
+  return level == 0 ? scale : vector(scale * (std::ldexp(1, std::ilogb(magnitude)) / level));
+}
+
+inline vector rms_scales(const matrix& y) {
+  const vector scale = root_mean_squares(y);
+  return centered(scale, typical(scale));
+}
+
+// Of the tile whose columns are divided by their root mean squares, in the magnitude of the
+// typical column. What is typical of the rows is taken without the factor `unit` of the rotation.
+inline vector equalized_rms_scales(const matrix& y, double unit) {
+  const vector size = root_mean_squares(y.transpose());
+  const vector inverse =
+      size.unaryExpr([](double x) { return x < std::ldexp(1, -100) ? 0.0 : 1 / x; });
+  return centered(root_mean_squares(y / unit * inverse.asDiagonal()), typical(size));
+}
+
 inline vector fp8_values(const std::vector<int>& codes, bool e4m3) {
   vector values(static_cast<Eigen::Index>(codes.size()));
   for (std::size_t i = 0; i < codes.size(); ++i)
@@ -298,6 +335,7 @@ inline matrix tile_of(std::span<const float> tokens, const kvarn::tile_layout& l
   return layout.kind == kvarn::tile_kind::key ? y : matrix(y.transpose());
 }
 
+// `y`: rotated by tile_of.
 inline encoded encode(const matrix& y, const kvarn::tile_layout& layout,
                       const kvarn::encoder_recipe& recipe, const matrix* second_moment,
                       double damping, const known_stages& known = {}) {
@@ -306,7 +344,10 @@ inline encoded encode(const matrix& y, const kvarn::tile_layout& layout,
   if (known.row_scales != nullptr) {
     out.fields.scale_code = *known.row_scales;
   } else if (recipe.scaling == kvarn::row_scaling::rms) {
-    out.fields.scale_code = round_row_scales(root_mean_squares(y), e4m3);
+    out.fields.scale_code = round_row_scales(rms_scales(y), e4m3);
+  } else if (recipe.scaling == kvarn::row_scaling::rms_equalized) {
+    out.fields.scale_code =
+        round_row_scales(equalized_rms_scales(y, 1 / std::sqrt(layout.head_dim)), e4m3);
   } else {
     const auto iterates = normalize(y, recipe.iterations,
                                     recipe.scaling == kvarn::row_scaling::dual_axis_equivariant);
