@@ -255,12 +255,13 @@ TEST(FaultValues, TokensOfTheLargestFloat16) {
           EXPECT_LT(kvarn::relative_squared_error(std::span(tokens).subspan(7 * d, d), row),
                     kind == tile_kind::key ? 0.4 : 0.6);
           const double others = error_without(clean, decoded, head_dim, 7) / whole;
-          if (method != encoder::paper)
+          if (method != encoder::paper) {
             EXPECT_NEAR(others, 1.0, kind == tile_kind::key ? 0.1 : 0.03);
-          else if (kind == tile_kind::key)
+          } else if (kind == tile_kind::key) {
             EXPECT_NEAR(others, 1.0, 1.0);
-          else if (period < 3)  // all of it rotates into one row, whose scale it takes
+          } else if (period < 3) {  // all of it rotates into one row, whose scale it takes
             EXPECT_GT(others, 100.0) << "the paper's encoder is hurt, or this no longer shows it";
+          }
 
           // FP16 output: the largest finite numbers, no infinities.
           std::vector<float16> narrow(decoded.size());
