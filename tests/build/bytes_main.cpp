@@ -1,6 +1,6 @@
 // Prints one line per case, "name digest", of the bytes that the library writes. Compiled by
 // several compilers with several flag sets; bytes.cmake requires that all print the same and that
-// none fails, which it does where targets differ on one machine.
+// none fails, which it does where a target of this machine differs from the scalar one.
 //
 // The inputs are the same everywhere too: integer arithmetic and exact conversions only.
 #include <cstddef>
@@ -119,13 +119,69 @@ kvarn::query_factor make_factor(int dim, std::uint64_t seed) {
   return kvarn::query_factor(moment);
 }
 
+// False once a target differs from the scalar one.
+bool targets_agree = true;
+
+// What f(target) gives on the scalar target, after the same on all others that this machine has.
+template <class F>
+auto on_every_target(const std::string& name, const F& f) {
+  const auto expected = f(kvarn::target::scalar);
+  for (const kvarn::target_info& info : kvarn::target_infos)
+    if (info.id != kvarn::target::scalar && kvarn::is_available(info.id) &&
+        !(f(info.id) == expected)) {
+      std::printf("%s differs on %s\n", name.c_str(), std::string(info.name).c_str());
+      targets_agree = false;
+    }
+  return expected;
+}
+
 template <class T>
-void add_decoded(digest& out, kvarn::const_tile_view tile, bool rotate_back) {
+void add_decoded(digest& out, kvarn::const_tile_view tile, bool rotate_back, kvarn::target on) {
   std::vector<T> decoded(static_cast<std::size_t>(tile.layout.group) *
                          static_cast<std::size_t>(tile.layout.head_dim));
   kvarn::decode_tile(tile, kvarn::tokens_view<T>{decoded.data(), tile.layout.head_dim, 1},
-                     rotate_back);
+                     rotate_back, on);
   out.add(decoded);
+}
+
+// Of the records of every flavour, and of what they decode to.
+struct encoded_digests {
+  digest bytes;
+  digest numbers;
+  friend bool operator==(const encoded_digests&, const encoded_digests&) = default;
+};
+
+encoded_digests encoded(const kvarn::encoder_recipe& recipe, const kvarn::tile_layout& layout,
+                        const kvarn::query_factor* factor, kvarn::target on) {
+  encoded_digests out;
+  std::vector<float> workspace(kvarn::encode_workspace(layout));
+  std::vector<std::byte> record(layout.record_bytes());
+  for (int i = 0; i < flavours; ++i) {
+    const auto x = vectors(layout.group, layout.head_dim, static_cast<std::uint64_t>(100 + i),
+                           static_cast<flavour>(i));
+    const kvarn::tile_view tile{record.data(), layout};
+    const kvarn::encode_report report = kvarn::encode_tile(
+        view(x, layout.head_dim), tile, recipe, i % 4 != 3, factor, workspace.data(), on);
+    out.bytes.add(record);
+    out.bytes.add(static_cast<std::uint64_t>(report.replaced.nan), 4);
+    out.bytes.add(static_cast<std::uint64_t>(report.replaced.saturated), 4);
+    out.bytes.add(report.normalize.imbalance);
+    switch (i % 4) {
+      case 0:
+        add_decoded<float>(out.numbers, tile, true, on);
+        break;
+      case 1:
+        add_decoded<kvarn::float16>(out.numbers, tile, true, on);
+        break;
+      case 2:
+        add_decoded<kvarn::bfloat16>(out.numbers, tile, true, on);
+        break;
+      default:
+        add_decoded<float>(out.numbers, tile, false, on);
+        break;
+    }
+  }
+  return out;
 }
 
 void print_encoded(const std::string& method, const kvarn::encoder_recipe& recipe,
@@ -134,37 +190,10 @@ void print_encoded(const std::string& method, const kvarn::encoder_recipe& recip
       "encode." + method + (layout.kind == kvarn::tile_kind::key ? ".key" : ".value") + ".D" +
       std::to_string(layout.head_dim) + ".G" + std::to_string(layout.group) + ".b" +
       std::to_string(layout.bits) + (layout.scale == kvarn::scale_type::ue5m3 ? ".ue5m3" : ".e4m3");
-  std::vector<float> workspace(kvarn::encode_workspace(layout));
-  std::vector<std::byte> record(layout.record_bytes());
-  digest bytes;
-  digest numbers;
-  for (int i = 0; i < flavours; ++i) {
-    const auto x = vectors(layout.group, layout.head_dim, static_cast<std::uint64_t>(100 + i),
-                           static_cast<flavour>(i));
-    const kvarn::tile_view tile{record.data(), layout};
-    const kvarn::encode_report report = kvarn::encode_tile(view(x, layout.head_dim), tile, recipe,
-                                                           i % 4 != 3, factor, workspace.data());
-    bytes.add(record);
-    bytes.add(static_cast<std::uint64_t>(report.replaced.nan), 4);
-    bytes.add(static_cast<std::uint64_t>(report.replaced.saturated), 4);
-    bytes.add(report.normalize.imbalance);
-    switch (i % 4) {
-      case 0:
-        add_decoded<float>(numbers, tile, true);
-        break;
-      case 1:
-        add_decoded<kvarn::float16>(numbers, tile, true);
-        break;
-      case 2:
-        add_decoded<kvarn::bfloat16>(numbers, tile, true);
-        break;
-      default:
-        add_decoded<float>(numbers, tile, false);
-        break;
-    }
-  }
-  bytes.print(name);
-  numbers.print("de" + name.substr(2));
+  const encoded_digests digests =
+      on_every_target(name, [&](kvarn::target on) { return encoded(recipe, layout, factor, on); });
+  digests.bytes.print(name);
+  digests.numbers.print("de" + name.substr(2));
 }
 
 void print_encoders(int dim, int group, int bits, kvarn::scale_type scale) {
@@ -198,15 +227,22 @@ void print_steps() {
     bits.print("hadamard.D" + std::to_string(dim));
   }
 
-  kvarn::query_moment moment(80);
-  moment.add(view(vectors(48, 80, 12, flavour::outliers), 80), 48);
-  digest sums;
-  for (const float x : moment.sums()) sums.add(x);
-  sums.print("moment");
-  const kvarn::query_factor factor(moment);
-  digest upper;
-  for (int i = 0; i < 80 * 80; ++i) upper.add(factor.upper()[i]);
-  upper.print("factor");
+  const auto moment_of = [](kvarn::target on) {
+    kvarn::query_moment moment(80);
+    moment.add(view(vectors(48, 80, 12, flavour::outliers), 80), 48, true, on);
+    return moment;
+  };
+  on_every_target("moment", [&](kvarn::target on) {
+    digest sums;
+    for (const float x : moment_of(on).sums()) sums.add(x);
+    return sums;
+  }).print("moment");
+  on_every_target("factor", [&](kvarn::target on) {
+    const kvarn::query_factor factor(moment_of(on), kvarn::query_factor::default_damping, on);
+    digest upper;
+    for (int i = 0; i < 80 * 80; ++i) upper.add(factor.upper()[i]);
+    return upper;
+  }).print("factor");
 
   constexpr int rows = 32, cols = 80;
   std::vector<float> row_scale(rows), col_scale(cols);
@@ -259,9 +295,6 @@ void print_steps() {
   powers.print("exp2");
   logarithms.print("log");
 }
-
-// False once a target's attention differs from the scalar one.
-bool targets_agree = true;
 
 struct attention_case {
   const char* name;
@@ -352,13 +385,7 @@ void print_attention(const char* type, const kvarn::cache_format& format) {
                              "x" + std::to_string(format.key_bits) + ".V" +
                              std::to_string(value_dim) + "x" + std::to_string(format.value_bits) +
                              ".G" + std::to_string(format.group) + "." + type;
-    const digest scalar = attended(kvarn::target::scalar);
-    scalar.print(name);
-    for (const kvarn::target_info& info : kvarn::target_infos)
-      if (kvarn::is_available(info.id) && !(attended(info.id) == scalar)) {
-        std::printf("%s differs on %s\n", name.c_str(), std::string(info.name).c_str());
-        targets_agree = false;
-      }
+    on_every_target(name, attended).print(name);
   }
 }
 
