@@ -92,7 +92,9 @@ TEST(TargetDetection, AgreesWithTheKernel) {
 #else
   const std::set<std::string> flags = cpu_flags("Features");
   // Under an emulator the file may be that of another machine.
-  if (flags.count("asimd") != 0) EXPECT_EQ(is_available(target::neon), flags.count("asimddp") != 0);
+  if (flags.count("asimd") != 0) {
+    EXPECT_EQ(is_available(target::neon), flags.count("asimddp") != 0);
+  }
 #endif
 }
 #endif
