@@ -25,9 +25,9 @@ void drive(int first_seed, int seeds, driver_counts& counts) {
 
 TEST(CacheModel, RandomOperations) {
   driver_counts counts;
-  drive<kvarn::float16>(0, 5000, counts);
-  drive<kvarn::bfloat16>(10000, 500, counts);
-  drive<float>(20000, 500, counts);
+  drive<kvarn::float16>(0, 2000, counts);
+  drive<kvarn::bfloat16>(10000, 100, counts);
+  drive<float>(20000, 100, counts);
   EXPECT_GT(counts.sealed, 1000);
   EXPECT_GT(counts.out_of_pages, 50);
   EXPECT_GT(counts.cut_tiles, 100);
