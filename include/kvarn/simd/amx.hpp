@@ -78,13 +78,13 @@ class tile_sums {
     const tile_layout& layout = tile.layout;
     const int plane_quads = padded_quads(layout);
     const int quads = layout.planes() * plane_quads;
-    const int step = max_quads / quads * tile_rows;
+    const int step = (quads < cached_quads ? cached_quads / quads : 1) * tile_rows;
     for (int row = 0; row < rows; row += step) {
       const int end = rows - row < step ? rows : row + step;
       auto* out = codes;
       // Sums of both planes meet in one tile: the codes of a plane come shifted to their place.
       for (int r = row; r < end; r += tile_rows, out += quads) {
-        stay_awake();
+        if ((r - row) % (4 * tile_rows) == 0) stay_awake();
         if (layout.bits == 4) {
           cut_codes<4, 0>(tile, 0, first + r, ahead, out);
         } else {
@@ -102,7 +102,8 @@ class tile_sums {
   static void stay_awake() { _tile_dpbsud(4, 0, 2); }
 
  private:
-  static constexpr int max_quads = 256;
+  static constexpr int max_quads = 256;     // of tile_rows rows, at least one block of rows
+  static constexpr int cached_quads = 128;  // as many as stay in the L1 cache beside the rest
   static constexpr int quads_cut_at_once = 32;
   static_assert(max_quads >= 2 * max_head_dim / 4);
 
@@ -205,11 +206,17 @@ class tile_sums {
   }
 };
 
+// With fewer, dot products in registers are faster than cutting codes for the tiles.
+inline constexpr int min_columns = 4;
+
 struct kernels : avx512::kernels {
   static void attend_sealed(const cache_format& format, const sealed_group* groups,
                             std::size_t count, float cap, operand_precision precision,
                             attention_row* rows, int row_count) {
-    const tile_scope tiles(precision == operand_precision::int16 ? 2 * row_count : row_count);
+    const int columns = precision == operand_precision::int16 ? 2 * row_count : row_count;
+    if (columns < min_columns)
+      return avx512::attend_sealed(format, groups, count, cap, precision, rows, row_count);
+    const tile_scope tiles(columns);
     avx512::attend_sealed_by<tile_sums>(format, groups, count, cap, precision, rows, row_count);
   }
 };

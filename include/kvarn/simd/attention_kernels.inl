@@ -15,10 +15,11 @@ KVARN_ALWAYS_INLINE f32 exp2_of(f32 x) {
   return scale_from(x, -125.0f, p, whole);
 }
 
-// Called every few hundred cycles between sums.
+// Called for each head between sums, each time some hundred cycles after the last.
 template <class Sums>
-void stay_awake() {
-  if constexpr (Sums::falls_asleep) Sums::stay_awake();
+void stay_awake(int head) {
+  if constexpr (Sums::falls_asleep)
+    if (head % 4 == 0) Sums::stay_awake();
 }
 
 // What a tile folds into its operands.
@@ -95,7 +96,7 @@ void fold_heads(const_tile_view tile, const float* const* a, int heads, operand_
   for (int h = 0; h < heads; h += folded_at_once) {
     const int count = heads - h < folded_at_once ? heads - h : folded_at_once;
     fold_heads(tile.layout, columns, a + h, h, count, precision, out);
-    stay_awake<Sums>();
+    stay_awake<Sums>(h);
   }
 }
 
@@ -166,7 +167,7 @@ void attend_group(const cache_format& format, const sealed_group& group, const s
   f32 lanes[heads_at_once];
   float maximum[heads_at_once];
   for (int h = 0; h < heads; ++h) {
-    stay_awake<Sums>();
+    stay_awake<Sums>(h);
     const f32 unit = set1(operands.unit[h]);
     const f32 bias = set1(operands.bias[h]);
     f32 largest = set1(minus_infinity);
@@ -182,7 +183,7 @@ void attend_group(const cache_format& format, const sealed_group& group, const s
   }
   for (int h = 0; h < heads; ++h) maximum[h] = max_lane(lanes[h]);
   for (int h = 0; h < heads; ++h) {
-    stay_awake<Sums>();
+    stay_awake<Sums>(h);
     lanes[h] = weigh(scores[h], maximum[h], format.group);
     inputs[h] = scores[h];
   }
@@ -206,7 +207,7 @@ void attend_group(const cache_format& format, const sealed_group& group, const s
     const int count = dim - first < sum_rows_at_once ? dim - first : sum_rows_at_once;
     Sums::sum(values, first, count, next.values - values.data, operands, parts * heads, sums);
     for (int h = 0; h < heads; ++h) {
-      stay_awake<Sums>();
+      stay_awake<Sums>(h);
       const f32 factor = set1(rescale[h]);
       const f32 unit = set1(operands.unit[h]);
       const f32 bias = set1(operands.bias[h]);

@@ -454,6 +454,7 @@ struct dot_sum {
   __m256i v;
 };
 inline constexpr int dot_accumulators = 8;
+inline constexpr int max_dot_blocks = 2;  // of rows
 inline constexpr int max_dot_columns = 8;
 inline constexpr bool dots_need_flush = true;
 constexpr int dots_before_flush(int width) { return 0x7fff / (2 * 128 * ((1 << width) - 1)); }

@@ -44,7 +44,7 @@ struct code_sums {
                        const std::int32_t* quads, std::int32_t* sums) {
     // As many blocks of rows at once as keep enough independent sums in flight.
     constexpr int wanted = dot_accumulators / Columns;
-    constexpr int blocks = wanted >= 4 ? 4 : wanted >= 2 ? 2 : 1;
+    constexpr int blocks = wanted >= 4 && max_dot_blocks >= 4 ? 4 : wanted >= 2 ? 2 : 1;
     int row = 0;
     for (; row + blocks * rows_at_once <= rows; row += blocks * rows_at_once)
       sum_rows<Columns, blocks>(plane, row, ahead, quads, sums + row);

@@ -474,6 +474,7 @@ struct dot_sum {
   int32x4_t v;
 };
 inline constexpr int dot_accumulators = 16;
+inline constexpr int max_dot_blocks = 4;  // of rows
 inline constexpr int max_dot_columns = 8;
 inline constexpr bool dots_need_flush = false;
 constexpr int dots_before_flush(int) { return max_head_dim; }

@@ -2,7 +2,7 @@
 // of each instruction set.
 
 // Rows of attention that go through a group together, and rows of a tile that are summed at once.
-inline constexpr int heads_at_once = 16;
+inline constexpr int heads_at_once = 8;
 inline constexpr int sum_rows_at_once = 128;
 static_assert(sum_rows_at_once >= max_group);
 
