@@ -64,44 +64,44 @@ TEST(AttentionBatch, GivesTheBitsOfOneCall) {
   empty.groups = empty.sink = empty.tail = 0;
   scenes.emplace_back(empty);
 
+  std::vector<outputs> results;
+  std::vector<outputs> expected;
+  std::vector<scene<float16>::task> tasks;
+  for (std::size_t i = 0; i < scenes.size(); ++i) {
+    const auto options = options_of(scenes[i], static_cast<int>(i));
+    results.emplace_back(scenes[i].rows(), scenes[i].dims().format.value_head_dim);
+    expected.push_back(run(scenes[i], options, target::scalar));
+    tasks.push_back(scenes[i].make_task(options, nullptr, nullptr));
+  }
+  const kvarn::attention_batch<scene<float16>::task> batch(tasks);
+  EXPECT_GT(batch.item_count(), tasks.size());
+  std::vector<float> workspace(batch.workspace() + canaries);
+
+  const auto check = [&](target on, const std::string& how, const auto& executor) {
+    std::fill(workspace.begin(), workspace.end(), kPoison);
+    std::fill_n(workspace.end() - canaries, canaries, -77.0f);
+    for (std::size_t i = 0; i < scenes.size(); ++i) {
+      results[i] = outputs(scenes[i].rows(), scenes[i].dims().format.value_head_dim);
+      tasks[i].out.data = results[i].out.data();
+      tasks[i].lse = results[i].lse.data();
+    }
+    batch.run(workspace.data(), executor, on);
+    for (std::size_t i = 0; i < canaries; ++i)
+      EXPECT_EQ(workspace[workspace.size() - 1 - i], -77.0f);
+    for (std::size_t i = 0; i < scenes.size(); ++i) {
+      results[i].check_canaries();
+      EXPECT_TRUE(same_bits(results[i].out, expected[i].out) &&
+                  same_bits(results[i].lse, expected[i].lse))
+          << kvarn::name_of(on) << ", " << how << ": " << kvarn_test::describe(scenes[i].dims());
+    }
+  };
   std::vector<target> targets = kvarn_test::covered_targets();
   targets.push_back(target::scalar);
   for (const target on : targets) {
-    std::vector<outputs> results;
-    std::vector<scene<float16>::task> tasks;
-    results.reserve(scenes.size());
-    for (const auto& s : scenes) results.emplace_back(s.rows(), s.dims().format.value_head_dim);
-    for (std::size_t i = 0; i < scenes.size(); ++i)
-      tasks.push_back(scenes[i].make_task(options_of(scenes[i], static_cast<int>(i)),
-                                          results[i].out.data(), results[i].lse.data()));
-    const kvarn::attention_batch<scene<float16>::task> batch(tasks);
-    EXPECT_GT(batch.item_count(), tasks.size());
-    std::vector<float> workspace(batch.workspace() + canaries);
-    const auto check = [&](const char* how, const auto& executor) {
-      std::fill(workspace.begin(), workspace.end(), kPoison);
-      std::fill_n(workspace.end() - canaries, canaries, -77.0f);
-      for (std::size_t i = 0; i < scenes.size(); ++i) {
-        const int dim = scenes[i].dims().format.value_head_dim;
-        results[i] = outputs(scenes[i].rows(), dim);
-        tasks[i].out.data = results[i].out.data();
-        tasks[i].lse = results[i].lse.data();
-      }
-      batch.run(workspace.data(), executor, on);
-      for (std::size_t i = 0; i < canaries; ++i)
-        EXPECT_EQ(workspace[workspace.size() - 1 - i], -77.0f);
-      for (std::size_t i = 0; i < scenes.size(); ++i) {
-        results[i].check_canaries();
-        const outputs expected =
-            run(scenes[i], options_of(scenes[i], static_cast<int>(i)), target::scalar);
-        EXPECT_TRUE(same_bits(results[i].out, expected.out) &&
-                    same_bits(results[i].lse, expected.lse))
-            << kvarn::name_of(on) << ", " << how << ": " << kvarn_test::describe(scenes[i].dims());
-      }
-    };
-    check("serial", kvarn::serial_executor{});
-    check("reversed", reversed_executor{});
+    check(on, "serial", kvarn::serial_executor{});
+    check(on, "reversed", reversed_executor{});
     for (std::size_t threads = 1; threads <= 8; ++threads)
-      check(("threads " + std::to_string(threads)).c_str(), thread_executor{threads});
+      check(on, std::to_string(threads) + " threads", thread_executor{threads});
   }
 }
 
