@@ -109,7 +109,8 @@ TEST(EncodeOnTargets, NamesWhatItCovers) {
   const std::vector<kvarn::target> covered = kvarn_test::covered_targets();
   for (const kvarn::target t : covered)
     std::printf("covered: %s\n", std::string(kvarn::name_of(t)).c_str());
-  EXPECT_EQ(!covered.empty(), kvarn::is_available(kvarn::target::avx512));
+  EXPECT_EQ(!covered.empty(),
+            kvarn::is_available(kvarn::target::avx2) || kvarn::is_available(kvarn::target::neon));
 }
 
 class EncodeLayouts : public testing::TestWithParam<int> {};

@@ -99,7 +99,7 @@ TEST(TargetDetection, AgreesWithTheKernel) {
 }
 #endif
 
-TEST(TargetChoice, IsTheBestThatIsAvailable) {
+TEST(TargetChoiceDeathTest, IsTheBestThatIsAvailable) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const std::vector<target> covered = kvarn_test::covered_targets();
   const target best = covered.empty() ? target::scalar : covered.back();
@@ -112,7 +112,7 @@ TEST(TargetChoice, IsTheBestThatIsAvailable) {
 }
 
 // Read once, at the first use: each choice needs a process of its own.
-TEST(TargetChoice, FollowsTheEnvironment) {
+TEST(TargetChoiceDeathTest, FollowsTheEnvironment) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const std::vector<target> covered = kvarn_test::covered_targets();
   const target best = covered.empty() ? target::scalar : covered.back();
