@@ -1,10 +1,13 @@
 // Inner products with a packed tile, straight from its codes.
 //
-//   sum_c a[c] x^[r][c] = scale[r] * ( sum_c (a[c] step[c]) code[r][c]  +  sum_c a[c] zero[c] )
+//   sum_c a[c] x^[r][c] = scale[r] * ( sum_c (a[c] step[c]) (code[r][c] - middle)  +  sum_c a[c]
+//   center[c] )
 //
-// `a` is a rotated query for keys and the softmax weights for values. The folded operand a[c]
-// step[c] is rounded to an integer of 16 (or 8) bits relative to its largest magnitude, so that the
-// sum over codes is an exact sum of integers: the same on every machine, in any order.
+// with center = zero + middle step: what a column stands for in the middle of its codes. `a` is a
+// rotated query for keys and the softmax weights for values. The folded operand a[c] step[c] is
+// rounded to an integer of 16 (or 8) bits relative to its largest magnitude, so that the sum over
+// codes is an exact sum of integers: the same on every machine, in any order. Counted from the
+// middle, codes have no mean that would multiply the sum of all rounding errors.
 #pragma once
 
 #include <cmath>
@@ -27,10 +30,14 @@ KVARN_INLINE constexpr int max_operand(operand_precision precision) {
   return precision == operand_precision::int16 ? 127 * 256 : 127;
 }
 
+KVARN_INLINE constexpr float middle_code(const tile_layout& layout) {
+  return 0.5f * static_cast<float>((1 << layout.bits) - 1);
+}
+
 struct folded_operand {
   std::int16_t value[max_head_dim];  // a[c] step[c] / unit, for c < layout.cols()
   float unit;
-  float bias;  // sum_c a[c] zero[c]
+  float bias;  // sum_c a[c] center[c] - middle unit sum_c value[c]
 };
 static_assert(max_head_dim >= max_group);
 
@@ -47,12 +54,17 @@ inline void fold_operand(const_tile_view tile, const float* a, operand_precision
   const bool nonzero = largest >= 0x1p-100f;
   const float inverse_unit = nonzero ? limit / largest : 0.0f;
   out.unit = nonzero ? largest / limit : 0.0f;
-  for (int c = 0; c < cols; ++c)
+  std::int32_t total = 0;
+  for (int c = 0; c < cols; ++c) {
     out.value[c] = static_cast<std::int16_t>(
         std::fma(rounded(a[c] * tile.step(c)), inverse_unit, magic) - magic);
-  out.bias = lane_sum(cols, [&](int c, float sum) {
-    return std::fma(a[c], static_cast<float>(tile.zero(c)), sum);
+    total += out.value[c];
+  }
+  const float middle = middle_code(tile.layout);
+  const float bias = lane_sum(cols, [&](int c, float sum) {
+    return std::fma(a[c], std::fma(middle, tile.step(c), static_cast<float>(tile.zero(c))), sum);
   });
+  out.bias = std::fma(-rounded(middle * out.unit), static_cast<float>(total), bias);
 }
 
 // product[r] = scale[r] * (unit * sum_c code[r][c] value[c] + bias) for rows [0, rows).

@@ -70,81 +70,82 @@ class tile_scope {
 
 class tile_sums {
  public:
-  // As code_sums::sum. Cuts the codes of as many rows as have place in the L1 cache, then
-  // multiplies them.
+  // As sum_operations::sum. Cuts the codes of as many rows as stay in the L1 cache, then multiplies
+  // them.
   static void sum(const_tile_view tile, int first, int rows, std::ptrdiff_t ahead,
                   const folded_heads& operands, int columns, std::int32_t (*sums)[sum_stride]) {
-    alignas(64) std::int32_t codes[max_quads][tile_rows];
+    alignas(64) lane_words words[max_lane_words];
+    alignas(64) lane_words codes[max_quads];
     const tile_layout& layout = tile.layout;
-    const int plane_quads = padded_quads(layout);
-    const int quads = layout.planes() * plane_quads;
-    const int step = (quads < cached_quads ? cached_quads / quads : 1) * tile_rows;
+    const int block_quads = layout.planes() * plane_quads(layout);
+    const int fitting = (block_quads < cached_quads ? cached_quads / block_quads : 1) * tile_rows;
+    const int step = fitting < transposed_rows ? fitting : transposed_rows;
     for (int row = 0; row < rows; row += step) {
-      const int end = rows - row < step ? rows : row + step;
-      auto* out = codes;
+      const int count = rows - row < step ? rows - row : step;
+      stay_awake();
       // Sums of both planes meet in one tile: the codes of a plane come shifted to their place.
-      for (int r = row; r < end; r += tile_rows, out += quads) {
-        if ((r - row) % (4 * tile_rows) == 0) stay_awake();
-        if (layout.bits == 4) {
-          cut_codes<4, 0>(tile, 0, first + r, ahead, out);
-        } else {
-          cut_codes<2, 0>(tile, 0, first + r, ahead, out);
-          if (layout.bits == 3) cut_codes<1, 2>(tile, 1, first + r, ahead, out + plane_quads);
-        }
+      for (int plane = 0; plane < layout.planes(); ++plane) {
+        const std::byte* const next = tile.data + layout.code_offset(plane, first + row) + ahead;
+        for (std::size_t i = 0; i < layout.plane_row_bytes(plane) * static_cast<std::size_t>(count);
+             i += cache_line)
+          prefetch(next + i);
+        transpose_words(tile, plane, first + row, count, words);
+        lane_words* const out = codes + plane * plane_quads(layout);
+        const int word_count = words_of_row(layout, plane);
+        if (layout.bits == 4)
+          cut_codes<4, 0>(words, word_count, count, out, block_quads);
+        else if (plane == 0)
+          cut_codes<2, 0>(words, word_count, count, out, block_quads);
+        else
+          cut_codes<1, 2>(words, word_count, count, out, block_quads);
       }
-      multiply(layout, operands, columns, codes, (end - row) / tile_rows, sums[0] + row);
+      multiply(layout, operands, columns, codes, count / tile_rows, sums[0] + row);
     }
   }
 
   // The multiplier falls asleep after some 700 idle cycles and needs 1000 to wake up (measured on
   // Sapphire Rapids): a product that nobody reads keeps it awake.
-  static constexpr bool falls_asleep = true;
   static void stay_awake() { _tile_dpbsud(4, 0, 2); }
 
  private:
   static constexpr int max_quads = 256;     // of tile_rows rows, at least one block of rows
   static constexpr int cached_quads = 128;  // as many as stay in the L1 cache beside the rest
-  static constexpr int quads_cut_at_once = 32;
-  static_assert(max_quads >= 2 * max_head_dim / 4);
+  static_assert(max_quads >= 2 * max_head_dim / 4 && tile_rows == rows_at_once);
 
-  static int padded_quads(const tile_layout& layout) {
-    return (layout.cols() / 4 + quads_cut_at_once - 1) / quads_cut_at_once * quads_cut_at_once;
+  // A multiple of the quads of one tile. Operands beyond the columns are 0.
+  static int plane_quads(const tile_layout& layout) {
+    return (layout.cols() / 4 + tile_quads - 1) / tile_quads * tile_quads;
   }
 
-  // Quads of the codes of tile_rows rows from `row` on.
+  // Quads of the codes of a plane of Width bits, times 2^Shift, block after block of rows.
   template <int Width, int Shift>
-  static KVARN_ALWAYS_INLINE void cut_codes(const_tile_view tile, int plane, int row,
-                                            std::ptrdiff_t ahead, std::int32_t (*out)[tile_rows]) {
-    constexpr int shifts = 8 / Width;
-    constexpr int count = shifts == 8 ? 4 : 8;
-    static_assert(quads_cut_at_once % (count * shifts) == 0);
-    const std::size_t stride = tile.layout.plane_row_bytes(plane);
-    const std::byte* codes = tile.data + tile.layout.code_offset(plane, row);
-    for (std::size_t i = 0; i < stride * tile_rows; i += cache_line) prefetch(codes + ahead + i);
+  static void cut_codes(const lane_words* in, int word_count, int rows, lane_words* out,
+                        int block_quads) {
     const code_cutter cutter(Width, Shift);
-    for (int column = 0; column < tile.layout.cols(); column += 4 * count * shifts) {
-      words w[words_at_once];
-      load_words(codes, stride, w);
-      KVARN_UNROLL
-      for (int j = 0; j < count; ++j) KVARN_UNROLL
-      for (int s = 0; s < shifts; ++s) store_words(out[j * shifts + s], cutter.cut(w[j], s));
-      codes += 4 * count;
-      out += count * shifts;
+    for (int row = 0; row < rows; row += tile_rows) {
+      for (int j = 0; j < word_count; ++j) {
+        words word = load_words(in[j]);
+        KVARN_UNROLL
+        for (int s = 0; s < 8 / Width; ++s)
+          store_words(out[8 / Width * j + s], cutter.cut(word, s));
+      }
+      in += padded_words(word_count);
+      out += block_quads;
     }
   }
 
   // Sums of two blocks of rows, or of one that stands for both.
   struct block_pair {
-    const std::int32_t (*codes)[tile_rows];
-    const std::int32_t (*more_codes)[tile_rows];
+    const lane_words* codes;
+    const lane_words* more_codes;
     std::int32_t* sums;
     bool both;
   };
 
   static void multiply(const tile_layout& layout, const folded_heads& operands, int columns,
-                       const std::int32_t (*codes)[tile_rows], int blocks, std::int32_t* sums) {
+                       const lane_words* codes, int blocks, std::int32_t* sums) {
     finish_stores();
-    const int quads = layout.planes() * padded_quads(layout);
+    const int quads = layout.planes() * plane_quads(layout);
     block_pair before{};
     bool odd = false;
     for (int c = 0; c < columns; c += tile_rows)
@@ -176,7 +177,7 @@ class tile_sums {
       _tile_zero(5);
     }
     for (int plane = 0; plane < layout.planes(); ++plane) {
-      const int offset = plane * padded_quads(layout);
+      const int offset = plane * plane_quads(layout);
       for (int quad = 0; quad < layout.cols() / 4; quad += tile_quads) {
         _tile_loadd(0, operands.quads[plane][column] + quad, sizeof(operands.quads[0][0]));
         _tile_loadd(2, now.codes[offset + quad], tile_row_bytes);
@@ -217,7 +218,8 @@ struct kernels : avx512::kernels {
     if (columns < min_columns)
       return avx512::attend_sealed(format, groups, count, cap, precision, rows, row_count);
     const tile_scope tiles(columns);
-    avx512::attend_sealed_by<tile_sums>(format, groups, count, cap, precision, rows, row_count);
+    avx512::attend_sealed_by({&tile_sums::sum, &tile_sums::stay_awake}, format, groups, count, cap,
+                             precision, rows, row_count);
   }
 };
 

@@ -15,23 +15,18 @@ KVARN_ALWAYS_INLINE f32 exp2_of(f32 x) {
   return scale_from(x, -125.0f, p, whole);
 }
 
-// Called for each head between sums, each time some hundred cycles after the last.
-template <class Sums>
-void stay_awake(int head) {
-  if constexpr (Sums::falls_asleep)
-    if (head % 4 == 0) Sums::stay_awake();
-}
-
-// What a tile folds into its operands.
+// What a tile folds into its operands: a[c] (step[c] (code - middle) + center[c]).
 struct tile_columns {
   alignas(64) float step[max_head_dim];
-  alignas(64) float zero[max_head_dim];
+  alignas(64) float center[max_head_dim];
 };
 inline void load_columns(const_tile_view tile, tile_columns& out) {
   const tile_layout& layout = tile.layout;
+  const f32 middle = set1(middle_code(layout));
   for (int c = 0; c < layout.cols(); c += 16) {
-    store(out.step + c, decode_scales(tile.data + layout.step_offset() + c, layout.scale));
-    store(out.zero + c, load_half(tile.data + layout.zero_offset() + 2 * c));
+    const f32 step = decode_scales(tile.data + layout.step_offset() + c, layout.scale);
+    store(out.step + c, step);
+    store(out.center + c, fma(middle, step, load_half(tile.data + layout.zero_offset() + 2 * c)));
   }
 }
 
@@ -53,7 +48,7 @@ inline void fold_heads(const tile_layout& layout, const tile_columns& columns,
       const f32 folded = mul(x, load(columns.step + c));
       store(product[i] + c, folded);
       magnitude = max(magnitude, abs(folded));
-      sum = fma(x, load(columns.zero + c), sum);
+      sum = fma(x, load(columns.center + c), sum);
     }
     // Operands beyond the columns are 0.
     for (int c = cols; c % bytes_at_once != 0; c += 16) store(product[i] + c, set1(0.0f));
@@ -68,16 +63,21 @@ inline void fold_heads(const tile_layout& layout, const tile_columns& columns,
     const bool nonzero = magnitude >= 0x1p-100f;
     inverse_unit[i] = nonzero ? limit / magnitude : 0.0f;
     out.unit[first + i] = nonzero ? magnitude / limit : 0.0f;
-    out.bias[first + i] = fold(bias[i]);
   }
+  const f32 magic = set1(12582912.0f);  // 1.5 * 2^23
+  f32 values[folded_at_once];
   for (int i = 0; i < count; ++i) {
     const f32 inverse = set1(inverse_unit[i]);
+    f32 sum = set1(0.0f);
     for (int c = 0; c < cols; c += bytes_at_once) {
       i32 value[4];
       KVARN_UNROLL
-      for (int k = 0; k < 4; ++k)
-        // The integer stands in the low 16 bits of product * inverse + 1.5 * 2^23.
-        value[k] = bits(fma(load(product[i] + c + 16 * k), inverse, set1(12582912.0f)));
+      for (int k = 0; k < 4; ++k) {
+        // The integer stands in the low 16 bits of product * inverse + magic.
+        const f32 rounded = fma(load(product[i] + c + 16 * k), inverse, magic);
+        value[k] = bits(rounded);
+        sum = add(sum, sub(rounded, magic));
+      }
       const split_bytes bytes = split(value);
       for (int plane = 0; plane < layout.planes(); ++plane) {
         const int width = layout.plane_bits(plane);
@@ -86,17 +86,21 @@ inline void fold_heads(const tile_layout& layout, const tile_columns& columns,
         if (parts == 2) store_quads(quads[1] + c / 4, bytes.high, width);
       }
     }
+    values[i] = sum;
   }
+  const float middle = middle_code(layout);
+  for (int i = 0; i < count; ++i)
+    out.bias[first + i] =
+        std::fma(-rounded(middle * out.unit[first + i]), fold(values[i]), fold(bias[i]));
 }
-template <class Sums>
-void fold_heads(const_tile_view tile, const float* const* a, int heads, operand_precision precision,
-                folded_heads& out) {
+inline void fold_heads(const_tile_view tile, const float* const* a, int heads,
+                       operand_precision precision, const sum_operations& sums, folded_heads& out) {
   tile_columns columns;
   load_columns(tile, columns);
   for (int h = 0; h < heads; h += folded_at_once) {
     const int count = heads - h < folded_at_once ? heads - h : folded_at_once;
     fold_heads(tile.layout, columns, a + h, h, count, precision, out);
-    stay_awake<Sums>(h);
+    sums.stay_awake();
   }
 }
 
@@ -140,9 +144,9 @@ KVARN_ALWAYS_INLINE f32 weigh(float* scores, float maximum, int group) {
 
 // Takes up to heads_at_once rows, each of which sees some of the group, through it, as
 // scalar::attend_sealed. Prefetches `next`.
-template <class Sums>
-void attend_group(const cache_format& format, const sealed_group& group, const sealed_group& next,
-                  float cap, operand_precision precision, attention_row* const* rows, int heads) {
+inline void attend_group(const cache_format& format, const sealed_group& group,
+                         const sealed_group& next, float cap, operand_precision precision,
+                         const sum_operations& operations, attention_row* const* rows, int heads) {
   const int parts = precision == operand_precision::int16 ? 2 : 1;
   const const_tile_view keys{group.keys, format.key_layout()};
   const const_tile_view values{group.values, format.value_layout()};
@@ -159,15 +163,15 @@ void attend_group(const cache_format& format, const sealed_group& group, const s
   }
 
   const int scored = (last + 15) / 16 * 16;
-  fold_heads<Sums>(keys, inputs, heads, precision, operands);
+  fold_heads(keys, inputs, heads, precision, operations, operands);
   prefetch_rest(next.keys, keys.layout);
-  Sums::sum(keys, 0, scored, next.keys - keys.data, operands, parts * heads, sums);
+  operations.sum(keys, 0, scored, next.keys - keys.data, operands, parts * heads, sums);
   for (int t = 0; t < scored; t += 16)
     store(scale + t, decode_scales(keys.data + keys.layout.scale_offset() + t, format.scale));
   f32 lanes[heads_at_once];
   float maximum[heads_at_once];
   for (int h = 0; h < heads; ++h) {
-    stay_awake<Sums>(h);
+    if (h % 4 == 0) operations.stay_awake();
     const f32 unit = set1(operands.unit[h]);
     const f32 bias = set1(operands.bias[h]);
     f32 largest = set1(minus_infinity);
@@ -183,12 +187,12 @@ void attend_group(const cache_format& format, const sealed_group& group, const s
   }
   for (int h = 0; h < heads; ++h) maximum[h] = max_lane(lanes[h]);
   for (int h = 0; h < heads; ++h) {
-    stay_awake<Sums>(h);
+    if (h % 4 == 0) operations.stay_awake();
     lanes[h] = weigh(scores[h], maximum[h], format.group);
     inputs[h] = scores[h];
   }
 
-  fold_heads<Sums>(values, inputs, heads, precision, operands);
+  fold_heads(values, inputs, heads, precision, operations, operands);
   prefetch_rest(next.values, values.layout);
   const int dim = format.value_head_dim;
   for (int d = 0; d < dim; d += 16)
@@ -205,9 +209,9 @@ void attend_group(const cache_format& format, const sealed_group& group, const s
   }
   for (int first = 0; first < dim; first += sum_rows_at_once) {
     const int count = dim - first < sum_rows_at_once ? dim - first : sum_rows_at_once;
-    Sums::sum(values, first, count, next.values - values.data, operands, parts * heads, sums);
+    operations.sum(values, first, count, next.values - values.data, operands, parts * heads, sums);
     for (int h = 0; h < heads; ++h) {
-      stay_awake<Sums>(h);
+      if (h % 4 == 0) operations.stay_awake();
       const f32 factor = set1(rescale[h]);
       const f32 unit = set1(operands.unit[h]);
       const f32 bias = set1(operands.bias[h]);
@@ -220,10 +224,10 @@ void attend_group(const cache_format& format, const sealed_group& group, const s
   }
 }
 
-// As scalar::attend_sealed, with the sums of codes by `Sums`.
-template <class Sums>
-void attend_sealed_by(const cache_format& format, const sealed_group* groups, std::size_t count,
-                      float cap, operand_precision precision, attention_row* rows, int row_count) {
+// As scalar::attend_sealed, with the sums of codes by `operations`.
+inline void attend_sealed_by(const sum_operations& operations, const cache_format& format,
+                             const sealed_group* groups, std::size_t count, float cap,
+                             operand_precision precision, attention_row* rows, int row_count) {
   for (std::size_t g = 0; g < count; ++g) {
     const sealed_group& next = groups[g + 1 < count ? g + 1 : g];
     attention_row* seeing[heads_at_once];
@@ -232,7 +236,7 @@ void attend_sealed_by(const cache_format& format, const sealed_group* groups, st
       if (!visible_range(rows[row], groups[g].position, groups[g].count).empty())
         seeing[heads++] = rows + row;
       if (heads == heads_at_once || (heads > 0 && row == row_count - 1)) {
-        attend_group<Sums>(format, groups[g], next, cap, precision, seeing, heads);
+        attend_group(format, groups[g], next, cap, precision, operations, seeing, heads);
         heads = 0;
       }
     }
@@ -242,7 +246,7 @@ void attend_sealed_by(const cache_format& format, const sealed_group* groups, st
 inline void attend_sealed(const cache_format& format, const sealed_group* groups, std::size_t count,
                           float cap, operand_precision precision, attention_row* rows,
                           int row_count) {
-  attend_sealed_by<code_sums>(format, groups, count, cap, precision, rows, row_count);
+  attend_sealed_by({&code_sums::sum}, format, groups, count, cap, precision, rows, row_count);
 }
 
 // Sixteen channels of a token as floats.
@@ -258,23 +262,29 @@ KVARN_ALWAYS_INLINE f32 load_channels(tokens_view<const T> tokens, int token, in
 // Inner products of `Heads` queries with the keys of tokens 0 .. count - 1 from `start` on.
 template <int Heads, class T>
 void score_exact(tokens_view<const T> keys, int start, int count, int head_dim,
-                 const attention_row* rows, float (*scores)[exact_block]) {
-  for (int t = 0; t < count; t += 4) {
+                 const float* const* queries, float (*scores)[exact_block]) {
+  constexpr int tokens = 16 / Heads;
+  for (int t = 0; t < count; t += tokens) {
     f32 sums[16];
     KVARN_UNROLL
     for (int i = 0; i < 16; ++i) sums[i] = set1(0.0f);
-    for (int d = 0; d < head_dim; d += 16) KVARN_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const int token = t + i < count ? t + i : count - 1;
-      const f32 key = load_channels(keys, start + token, d);
+    for (int d = 0; d < head_dim; d += 16) {
+      f32 query[Heads];
       KVARN_UNROLL
-      for (int h = 0; h < Heads; ++h)
-        sums[4 * h + i] = fma(load(rows[h].query + d), key, sums[4 * h + i]);
+      for (int h = 0; h < Heads; ++h) query[h] = load(queries[h] + d);
+      KVARN_UNROLL
+      for (int i = 0; i < tokens; ++i) {
+        const int token = t + i < count ? t + i : count - 1;
+        const f32 key = load_channels(keys, start + token, d);
+        KVARN_UNROLL
+        for (int h = 0; h < Heads; ++h)
+          sums[tokens * h + i] = fma(query[h], key, sums[tokens * h + i]);
+      }
     }
     alignas(64) float totals[16];
     store(totals, fold_each(sums));
     for (int h = 0; h < Heads; ++h)
-      for (int i = 0; i < 4; ++i) scores[h][t + i] = totals[4 * h + i];
+      std::memcpy(scores[h] + t, totals + tokens * h, tokens * sizeof(float));
   }
 }
 
@@ -309,17 +319,19 @@ inline void join_row(attention_row& row, const attention_row& later, int dim) {
     store(row.values + d, fma(load(row.values + d), first, mul(load(later.values + d), second)));
 }
 
-// Takes rows that see the same tokens through one block.
+// Takes `heads` rows, at most Heads, that see the same tokens through one block.
 template <int Heads, class T>
 void attend_exact_block(const cache_format& format, const exact_tokens<T>& tokens, int start,
-                        int count, float cap, attention_row* rows) {
-  alignas(64) float scores[Heads][exact_block];
-  alignas(64) float values[Heads][max_head_dim];
-  score_exact<Heads>(tokens.keys, start, count, format.key_head_dim, rows, scores);
+                        int count, float cap, attention_row* rows, int heads) {
   const visible_range visible(rows[0], tokens.position + start, count);
   if (visible.empty()) return;
+  alignas(64) float scores[Heads][exact_block];
+  alignas(64) float values[Heads][max_head_dim];
+  const float* queries[Heads];
+  for (int h = 0; h < Heads; ++h) queries[h] = rows[h < heads ? h : 0].query;
+  score_exact<Heads>(tokens.keys, start, count, format.key_head_dim, queries, scores);
   attention_row parts[Heads];
-  for (int h = 0; h < Heads; ++h) {
+  for (int h = 0; h < heads; ++h) {
     parts[h].values = values[h];
     const int padded = (count + 15) / 16 * 16;
     const f32 largest = cap_and_mask(scores[h], visible.first, visible.end, padded, cap);
@@ -328,7 +340,7 @@ void attend_exact_block(const cache_format& format, const exact_tokens<T>& token
   }
   sum_exact<Heads>(tokens.values, start, visible.first, visible.end, format.value_head_dim, scores,
                    values);
-  for (int h = 0; h < Heads; ++h) join_row(rows[h], parts[h], format.value_head_dim);
+  for (int h = 0; h < heads; ++h) join_row(rows[h], parts[h], format.value_head_dim);
 }
 
 // As scalar::attend_exact.
@@ -344,20 +356,10 @@ void attend_exact(const cache_format& format, const exact_tokens<T>& tokens, flo
              rows[row + heads].first_visible == rows[row].first_visible &&
              rows[row + heads].end_visible == rows[row].end_visible)
         ++heads;
-      switch (heads) {
-        case 1:
-          attend_exact_block<1>(format, tokens, start, count, cap, rows + row);
-          break;
-        case 2:
-          attend_exact_block<2>(format, tokens, start, count, cap, rows + row);
-          break;
-        case 3:
-          attend_exact_block<3>(format, tokens, start, count, cap, rows + row);
-          break;
-        default:
-          attend_exact_block<4>(format, tokens, start, count, cap, rows + row);
-          break;
-      }
+      if (heads == 1)
+        attend_exact_block<1>(format, tokens, start, count, cap, rows + row, heads);
+      else
+        attend_exact_block<4>(format, tokens, start, count, cap, rows + row, heads);
       row += heads;
     }
   }

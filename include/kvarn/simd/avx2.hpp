@@ -455,15 +455,11 @@ struct dot_sum {
 };
 inline constexpr int dot_accumulators = 8;
 inline constexpr int max_dot_blocks = 2;  // of rows
-inline constexpr int max_dot_columns = 8;
 inline constexpr bool dots_need_flush = true;
 constexpr int dots_before_flush(int width) { return 0x7fff / (2 * 128 * ((1 << width) - 1)); }
 KVARN_ALWAYS_INLINE dot_sum no_dots() { return {_mm256_setzero_si256()}; }
 KVARN_ALWAYS_INLINE void add_dots(dot_sum& sum, words codes, words operands) {
   sum.v = _mm256_add_epi16(sum.v, _mm256_maddubs_epi16(codes.v, operands.v));
-}
-KVARN_ALWAYS_INLINE void add_dots(dot_sum& sum, words codes, const std::int32_t* operand) {
-  add_dots(sum, codes, broadcast_words(*operand));
 }
 KVARN_ALWAYS_INLINE words flush(dot_sum sum) {
   return {_mm256_madd_epi16(sum.v, _mm256_set1_epi16(1))};
@@ -535,6 +531,7 @@ namespace here = avx2;
 #include "feedback_kernels.inl"
 #include "codec_kernels.inl"
 #include "operands.inl"
+#include "code_words.inl"
 #include "code_sums.inl"
 #include "attention_kernels.inl"
 #include "kernels.inl"

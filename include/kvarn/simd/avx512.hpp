@@ -383,18 +383,11 @@ struct dot_sum {
 };
 inline constexpr int dot_accumulators = 16;
 inline constexpr int max_dot_blocks = 4;  // of rows
-inline constexpr int max_dot_columns = 16;
 inline constexpr bool dots_need_flush = false;
 constexpr int dots_before_flush(int) { return max_head_dim; }
 KVARN_ALWAYS_INLINE dot_sum no_dots() { return {_mm512_setzero_si512()}; }
 KVARN_ALWAYS_INLINE void add_dots(dot_sum& sum, words codes, words operands) {
   sum.v = _mm512_dpbusd_epi32(sum.v, codes.v, operands.v);
-}
-// With one operand for all lanes: a broadcast from memory, which g++ 12 does not form by itself.
-KVARN_ALWAYS_INLINE void add_dots(dot_sum& sum, words codes, const std::int32_t* operand) {
-  __asm__("vpdpbusd {%2%{1to16%}, %1, %0|%0, %1, %2%{1to16%}}"
-          : "+v"(sum.v)
-          : "v"(codes.v), "m"(*operand));
 }
 KVARN_ALWAYS_INLINE words flush(dot_sum sum) { return {sum.v}; }
 
@@ -448,6 +441,7 @@ namespace here = avx512;
 #include "feedback_kernels.inl"
 #include "codec_kernels.inl"
 #include "operands.inl"
+#include "code_words.inl"
 #include "code_sums.inl"
 #include "attention_kernels.inl"
 #include "kernels.inl"

@@ -24,15 +24,11 @@ struct dot_sum {
 };
 inline constexpr int dot_accumulators = 8;
 inline constexpr int max_dot_blocks = 2;  // of rows
-inline constexpr int max_dot_columns = 8;
 inline constexpr bool dots_need_flush = false;
 constexpr int dots_before_flush(int) { return max_head_dim; }
 KVARN_ALWAYS_INLINE dot_sum no_dots() { return {_mm256_setzero_si256()}; }
 KVARN_ALWAYS_INLINE void add_dots(dot_sum& sum, words codes, words operands) {
   sum.v = _mm256_dpbusd_avx_epi32(sum.v, codes.v, operands.v);
-}
-KVARN_ALWAYS_INLINE void add_dots(dot_sum& sum, words codes, const std::int32_t* operand) {
-  add_dots(sum, codes, broadcast_words(*operand));
 }
 KVARN_ALWAYS_INLINE words flush(dot_sum sum) { return {sum.v}; }
 
@@ -42,7 +38,8 @@ struct kernels : avx2::kernels {
   static void attend_sealed(const cache_format& format, const sealed_group* groups,
                             std::size_t count, float cap, operand_precision precision,
                             attention_row* rows, int row_count) {
-    avx2::attend_sealed_by<code_sums>(format, groups, count, cap, precision, rows, row_count);
+    avx2::attend_sealed_by({&code_sums::sum}, format, groups, count, cap, precision, rows,
+                           row_count);
   }
 };
 

@@ -1,106 +1,99 @@
 // Sums of codes times operands by the dot product instructions of a target, written once; included
 // inside the region and namespace of each instruction set.
 struct code_sums {
-  // sums[column][r] = the sum of code * operand of row first + r, exactly, for r < rows, a multiple
-  // of 16. Prefetches the bytes `ahead` of the codes it reads.
+  // As sum_operations::sum.
   static void sum(const_tile_view tile, int first, int rows, std::ptrdiff_t ahead,
                   const folded_heads& operands, int columns, std::int32_t (*sums)[sum_stride]) {
-    for (int plane = 0; plane < tile.layout.planes(); ++plane) {
-      const plane_rows codes{tile.data + tile.layout.code_offset(plane, first),
-                             tile.layout.plane_row_bytes(plane), tile.layout.plane_bits(plane),
-                             tile.layout.plane_shift(plane)};
-      for (int c = 0; c < columns;) {
-        const std::int32_t* const quads = operands.quads[plane][c];
-        const int left = columns - c;
-        if (max_dot_columns >= 16 && left >= 16)
-          c += sum_plane<16>(codes, rows, ahead, quads, sums[c]);
-        else if (left >= 8)
-          c += sum_plane<8>(codes, rows, ahead, quads, sums[c]);
-        else if (left >= 6)
-          c += sum_plane<6>(codes, rows, ahead, quads, sums[c]);
-        else if (left >= 4)
-          c += sum_plane<4>(codes, rows, ahead, quads, sums[c]);
-        else if (left >= 2)
-          c += sum_plane<2>(codes, rows, ahead, quads, sums[c]);
-        else
-          c += sum_plane<1>(codes, rows, ahead, quads, sums[c]);
+    alignas(64) lane_words words[max_lane_words];
+    const tile_layout& layout = tile.layout;
+    for (int row = 0; row < rows; row += transposed_rows)
+      for (int plane = 0; plane < layout.planes(); ++plane) {
+        const int left = rows - row < transposed_rows ? rows - row : transposed_rows;
+        transpose_words(tile, plane, first + row, left, words);
+        const plane_words codes{words,
+                                tile.data + layout.code_offset(plane, first + row) + ahead,
+                                words_of_row(layout, plane),
+                                layout.plane_bits(plane),
+                                layout.plane_shift(plane),
+                                left};
+        for (int c = 0; c < columns;) {
+          const std::int32_t* const quads = operands.quads[plane][c];
+          std::int32_t* const out = sums[c] + row;
+          if (columns - c > 4)
+            c += multiply<8>(codes, quads, out);
+          else if (columns - c > 2)
+            c += multiply<4>(codes, quads, out);
+          else
+            c += multiply<2>(codes, quads, out);
+        }
       }
-    }
   }
 
-  static constexpr bool falls_asleep = false;
-
  private:
-  // Rows of a plane of codes of `width` bits that are worth 2^shift.
-  struct plane_rows {
-    const std::byte* codes;
-    std::size_t stride;
+  // Transposed codes of a plane, of `width` bits that are worth 2^shift.
+  struct plane_words {
+    const lane_words* words;
+    const std::byte* next;  // to prefetch: as many bytes
+    int count;              // of words of a row
     int width;
     int shift;
+    int rows;
   };
 
+  // With `Columns` columns of operands. A plane that is not the first adds to the sums.
   template <int Columns>
-  static int sum_plane(const plane_rows plane, int rows, std::ptrdiff_t ahead,
-                       const std::int32_t* quads, std::int32_t* sums) {
+  static int multiply(const plane_words& codes, const std::int32_t* quads, std::int32_t* sums) {
     // As many blocks of rows at once as keep enough independent sums in flight.
     constexpr int wanted = dot_accumulators / Columns;
-    constexpr int blocks = wanted >= 4 && max_dot_blocks >= 4 ? 4 : wanted >= 2 ? 2 : 1;
-    int row = 0;
-    for (; row + blocks * rows_at_once <= rows; row += blocks * rows_at_once)
-      sum_rows<Columns, blocks>(plane, row, ahead, quads, sums + row);
-    if constexpr (blocks * rows_at_once > 16)
-      for (; row < rows; row += rows_at_once)
-        sum_rows<Columns, 1>(plane, row, ahead, quads, sums + row);
+    constexpr int blocks = wanted < max_dot_blocks ? wanted : max_dot_blocks;
+    static_assert(transposed_rows % (blocks * rows_at_once) == 0);
+    for (int row = 0; row < codes.rows; row += blocks * rows_at_once)
+      multiply_blocks<Columns, blocks>(codes, row / rows_at_once, quads, sums + row);
     return Columns;
   }
 
-  // Blocks * rows_at_once rows from `row` on. A plane that is not the first adds to the sums.
   template <int Columns, int Blocks>
-  static KVARN_ALWAYS_INLINE void sum_rows(const plane_rows plane, int row, std::ptrdiff_t ahead,
-                                           const std::int32_t* quads, std::int32_t* sums) {
-    const std::size_t stride = plane.stride;
-    const std::byte* const codes = plane.codes + stride * static_cast<std::size_t>(row);
-    for (std::size_t i = 0; i < stride * Blocks * rows_at_once; i += cache_line)
-      prefetch(codes + ahead + i);
-
-    const code_cutter cutter(plane.width);
-    const int shifts = 8 / plane.width;
-    const int word_count = static_cast<int>((stride + 3) / 4);
+  static void multiply_blocks(const plane_words& codes, int block, const std::int32_t* quad,
+                              std::int32_t* sums) {
+    const int block_words = padded_words(codes.count);
+    const lane_words* const block_codes = codes.words + block * block_words;
+    const std::byte* next =
+        codes.next + sizeof(lane_words) * static_cast<std::size_t>(block * codes.count);
+    const code_cutter cutter(codes.width);
+    const int shifts = 8 / codes.width;
     dot_sum sum[Blocks][Columns];
     clear(sum);
-    bool adds = plane.shift != 0;
+    bool adds = codes.shift != 0;
     [[maybe_unused]] int unflushed = 0;
-    const std::int32_t* quad = quads;
-    for (int first = 0; first < word_count; first += words_at_once) {
-      const int count = word_count - first < words_at_once ? word_count - first : words_at_once;
-      words w[Blocks][words_at_once];
+    for (int j = 0; j < codes.count; ++j) {
+      words word[Blocks];
       KVARN_UNROLL
-      for (int i = 0; i < Blocks; ++i)
-        load_words(codes + stride * static_cast<std::size_t>(i * rows_at_once) + 4 * first, stride,
-                   w[i]);
-      for (int j = 0; j < count; ++j) {
-        words word[Blocks];
+      for (int i = 0; i < Blocks; ++i) word[i] = load_words(block_codes[i * block_words + j]);
+      // A line at a time: a burst would hold the fill buffers that loads need.
+      for (std::size_t i = 0; i < sizeof(word); i += cache_line) prefetch(next + i);
+      next += sizeof(word);
+      for (int s = 0; s < shifts; ++s, ++quad) {
+        words code[Blocks];
         KVARN_UNROLL
-        for (int i = 0; i < Blocks; ++i) word[i] = w[i][j];
-        for (int s = 0; s < shifts; ++s, ++quad) {
-          words code[Blocks];
+        for (int i = 0; i < Blocks; ++i) code[i] = cutter.cut(word[i], s);
+        KVARN_UNROLL
+        for (int c = 0; c < Columns; ++c) {
+          const words operand = broadcast_words(quad[c * quad_stride]);
           KVARN_UNROLL
-          for (int i = 0; i < Blocks; ++i) code[i] = cutter.cut(word[i], s);
-          KVARN_UNROLL
-          for (int c = 0; c < Columns; ++c) dot(sum, c, code, quad + c * quad_stride);
+          for (int i = 0; i < Blocks; ++i) add_dots(sum[i][c], code[i], operand);
         }
-        if constexpr (dots_need_flush) {
-          unflushed += shifts;
-          if (unflushed + shifts > dots_before_flush(plane.width)) {
-            store_sums(sum, plane.shift, adds, sums);
-            clear(sum);
-            adds = true;
-            unflushed = 0;
-          }
+      }
+      if constexpr (dots_need_flush) {
+        unflushed += shifts;
+        if (unflushed + shifts > dots_before_flush(codes.width)) {
+          store_sums(sum, codes.shift, adds, sums);
+          clear(sum);
+          adds = true;
+          unflushed = 0;
         }
       }
     }
-    store_sums(sum, plane.shift, adds, sums);
+    store_sums(sum, codes.shift, adds, sums);
   }
 
   template <int Blocks, int Columns>
@@ -121,19 +114,6 @@ struct code_sums {
       std::int32_t* const out = sums + c * sum_stride + i * rows_at_once;
       if (adds) result = add(load_words(out), shift_left(result, broadcast_words(shift)));
       store_words(out, result);
-    }
-  }
-
-  // The products of one column's operand with Blocks vectors of codes.
-  template <int Blocks, int Columns>
-  static KVARN_ALWAYS_INLINE void dot(dot_sum (&sum)[Blocks][Columns], int c,
-                                      const words (&code)[Blocks], const std::int32_t* operand) {
-    if constexpr (Blocks == 1) {
-      add_dots(sum[0][c], code[0], operand);
-    } else {
-      const words shared = broadcast_words(*operand);
-      KVARN_UNROLL
-      for (int i = 0; i < Blocks; ++i) add_dots(sum[i][c], code[i], shared);
     }
   }
 };

@@ -475,16 +475,12 @@ struct dot_sum {
 };
 inline constexpr int dot_accumulators = 16;
 inline constexpr int max_dot_blocks = 4;  // of rows
-inline constexpr int max_dot_columns = 8;
 inline constexpr bool dots_need_flush = false;
 constexpr int dots_before_flush(int) { return max_head_dim; }
 KVARN_ALWAYS_INLINE dot_sum no_dots() { return {vdupq_n_s32(0)}; }
 KVARN_ALWAYS_INLINE void add_dots(dot_sum& sum, words codes, words operands) {
   // Not vdotq_s32, which clang 14 declares only where the whole file is compiled for it.
   __asm__("sdot %0.4s, %1.16b, %2.16b" : "+w"(sum.v) : "w"(codes.v), "w"(operands.v));
-}
-KVARN_ALWAYS_INLINE void add_dots(dot_sum& sum, words codes, const std::int32_t* operand) {
-  add_dots(sum, codes, broadcast_words(*operand));
 }
 KVARN_ALWAYS_INLINE words flush(dot_sum sum) { return {sum.v}; }
 
@@ -541,6 +537,7 @@ namespace here = neon;
 #include "feedback_kernels.inl"
 #include "codec_kernels.inl"
 #include "operands.inl"
+#include "code_words.inl"
 #include "code_sums.inl"
 #include "attention_kernels.inl"
 #include "kernels.inl"
