@@ -87,10 +87,10 @@ TEST_P(RealData, CloseToTheDecodedTiles) {
     const auto int16 = measure(head, method, operand_precision::int16);
     const auto int8 = measure(head, method, operand_precision::int8);
     EXPECT_GT(int16.output, 1e-6);
-    EXPECT_LT(int16.output, 3e-4);
+    EXPECT_LT(int16.output, 2e-4);
     EXPECT_LT(int16.lse, 4e-3);
     EXPECT_GT(int8.output, 1e-3);
-    EXPECT_LT(int8.output, 8e-2);
+    EXPECT_LT(int8.output, 4e-2);
     EXPECT_GT(int8.output, 30 * int16.output);
   }
 }

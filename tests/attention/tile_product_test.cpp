@@ -153,11 +153,13 @@ TEST(TileProduct, AgreesWithTheDecodedTile) {
         for (int c = 0; c < layout.cols(); ++c) {
           const auto col = static_cast<std::size_t>(c);
           const int code = tile.fields.codes[static_cast<std::size_t>(r * layout.cols() + c)];
+          const double from_middle = code - static_cast<double>(kvarn::middle_code(layout));
           const double term = static_cast<double>(a[col]) * tile.numbers(r, c);
-          const double folded = static_cast<double>(a[col]) * tile.step(c) * code * tile.scale(r);
+          const double folded =
+              static_cast<double>(a[col]) * tile.step(c) * from_middle * tile.scale(r);
           want += term;
           magnitude += std::abs(folded) + std::abs(term - folded);
-          codes += code;
+          codes += std::abs(from_middle);
         }
         // Every operand off by half a unit; a few roundings of all terms.
         const double bound = tile.scale(r) * operand.unit * half_unit * codes +

@@ -1,13 +1,13 @@
 // Inner products with a packed tile, straight from its codes.
 //
-//   sum_c a[c] x^[r][c] = scale[r] * ( sum_c (a[c] step[c]) (code[r][c] - middle)  +  sum_c a[c]
-//   center[c] )
+//   sum_c a[c] x^[r][c] = scale[r] * (sum_c (a[c] step[c]) (code[r][c] - middle)
+//                                     + sum_c a[c] center[c]),   center = zero + middle step
 //
-// with center = zero + middle step: what a column stands for in the middle of its codes. `a` is a
-// rotated query for keys and the softmax weights for values. The folded operand a[c] step[c] is
-// rounded to an integer of 16 (or 8) bits relative to its largest magnitude, so that the sum over
-// codes is an exact sum of integers: the same on every machine, in any order. Counted from the
-// middle, codes have no mean that would multiply the sum of all rounding errors.
+// where middle is half the largest code. `a` is a rotated query for keys and the softmax weights for
+// values. The folded operand a[c] step[c] is rounded to an integer of 16 (or 8) bits relative to its
+// largest magnitude, so that the sum over codes is an exact sum of integers: the same on every
+// machine, in any order. Counted from the middle, codes have no mean that would multiply the sum of
+// all rounding errors.
 #pragma once
 
 #include <cmath>
@@ -21,7 +21,7 @@
 namespace kvarn {
 
 // How finely folded operands are rounded. int16 costs two 8-bit products per code and adds a
-// relative error near 2e-4 to attention; int8 costs one and adds about 3e-2.
+// relative error near 1e-4 to attention; int8 costs one and adds about 2e-2.
 enum class operand_precision : std::uint8_t { int16, int8 };
 
 // The largest magnitude of a folded operand. An int16 is split into two bytes, value = 256 * high +
