@@ -3,11 +3,11 @@
 //   sum_c a[c] x^[r][c] = scale[r] * (sum_c (a[c] step[c]) (code[r][c] - middle)
 //                                     + sum_c a[c] center[c]),   center = zero + middle step
 //
-// where middle is half the largest code. `a` is a rotated query for keys and the softmax weights for
-// values. The folded operand a[c] step[c] is rounded to an integer of 16 (or 8) bits relative to its
-// largest magnitude, so that the sum over codes is an exact sum of integers: the same on every
-// machine, in any order. Counted from the middle, codes have no mean that would multiply the sum of
-// all rounding errors.
+// where middle is half the largest code. `a` is a rotated query for keys and the softmax weights
+// for values. The folded operand a[c] step[c] is rounded to an integer of 16 (or 8) bits relative
+// to its largest magnitude, so that the sum over codes is an exact sum of integers: the same on
+// every machine, in any order. Counted from the middle, codes have no mean that would multiply the
+// sum of all rounding errors.
 #pragma once
 
 #include <cmath>
