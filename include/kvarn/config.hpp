@@ -20,6 +20,14 @@
 #define KVARN_ALWAYS_INLINE inline __attribute__((always_inline))
 #endif
 
+// One copy for all callers: for what is large, or rare, and for loops whose registers a caller
+// would take away. Code that is not generated need not be compiled.
+#if defined(_MSC_VER) && !defined(__clang__)
+#define KVARN_NOINLINE __declspec(noinline) inline
+#else
+#define KVARN_NOINLINE inline __attribute__((noinline))
+#endif
+
 // For the small functions of types that cross translation units. Always inlined, so that the linker
 // never hands a copy compiled for a newer CPU to a caller compiled for an older one.
 #define KVARN_INLINE KVARN_HOST_DEVICE KVARN_ALWAYS_INLINE

@@ -1,7 +1,9 @@
 // How the library reports what it cannot accept: a status or a result, with a message for a person.
 #pragma once
 
+#include <concepts>
 #include <cstdlib>
+#include <initializer_list>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -55,6 +57,38 @@ class [[nodiscard]] status {
   error_code code_ = error_code::ok;
   std::string message_;
 };
+
+// A piece of a message: a text or an integer.
+struct message_part {
+  const char* text = nullptr;
+  bool negative = false;
+  unsigned long long magnitude = 0;
+
+  constexpr message_part(const char* words) : text(words) {}  // NOLINT(google-explicit-constructor)
+  template <std::integral T>
+  constexpr message_part(T number)  // NOLINT(google-explicit-constructor)
+      : magnitude(static_cast<unsigned long long>(number)) {
+    if constexpr (std::signed_integral<T>) negative = number < 0;
+    if (negative) magnitude = 0 - magnitude;
+  }
+};
+
+inline namespace KVARN_ISA_NAMESPACE {
+
+// Out of line, as all that only failures need.
+KVARN_NOINLINE void append_parts(std::string& message, std::initializer_list<message_part> parts) {
+  for (const message_part& part : parts)
+    message += part.text != nullptr ? part.text
+                                    : (part.negative ? "-" : "") + std::to_string(part.magnitude);
+}
+
+KVARN_NOINLINE status failure(error_code code, std::initializer_list<message_part> parts) {
+  std::string message;
+  append_parts(message, parts);
+  return {code, std::move(message)};
+}
+
+}  // namespace KVARN_ISA_NAMESPACE
 
 // A value, or the status that says why there is none.
 template <class T>

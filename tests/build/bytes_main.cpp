@@ -276,11 +276,11 @@ void print_steps() {
     const auto x = vectors(rows, columns, seed, flavour::ordinary);
     const kvarn::scaled_tile tile{x.data(), inverse_scale.data(), rows, columns};
     for (int c = 0; c < columns; ++c) {
-      const auto grid = kvarn::fit_range<kvarn::ue5m3>(tile, c, 0.7f, c % 2 == 0, 3);
+      const auto grid = kvarn::fit_range(tile, c, 0.7f, c % 2 == 0, 3, kvarn::scale_type::ue5m3);
       add(fitted, grid);
-      const auto better = kvarn::refit<kvarn::ue5m3>(tile, c, grid, 3, weight.data());
+      const auto better = kvarn::refit(tile, c, grid, 3, weight.data(), kvarn::scale_type::ue5m3);
       add(refitted, better);
-      add(unbiased, kvarn::unbias<kvarn::ue5m3>(tile, c, better, 3));
+      add(unbiased, kvarn::unbias(tile, c, better, 3, kvarn::scale_type::ue5m3));
     }
   }
   fitted.print("fit_range");

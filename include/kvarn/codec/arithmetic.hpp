@@ -17,7 +17,7 @@ inline constexpr int lanes = 16;
 inline namespace KVARN_ISA_NAMESPACE {
 
 // Joins the 16 partial sums as v[l] + v[l + 8], then + 4, + 2, + 1. Changes `v`.
-inline float fold(float* v) {
+KVARN_NOINLINE float fold(float* v) {
   for (int half = lanes / 2; half > 0; half /= 2)
     for (int l = 0; l < half; ++l) v[l] = v[l] + v[l + half];
   return v[0];

@@ -114,7 +114,7 @@ void paley_transform(float* x, std::ptrdiff_t stride) {
 
 // x <- H x, without the factor 1/sqrt(n); additions and subtractions only.
 // Precondition: hadamard_core(n) != 0.
-inline void hadamard_unnormalized(float* x, int n) {
+KVARN_NOINLINE void hadamard_unnormalized(float* x, int n) {
   const int core = hadamard_core(n);
   KVARN_ASSERT(core != 0);
   const int block = n / core;
@@ -140,7 +140,7 @@ inline float hadamard_norm(int n) {
 }
 
 // x <- H x / sqrt(n): orthonormal and its own inverse. Precondition: hadamard_core(n) != 0.
-inline void hadamard(float* x, int n) {
+KVARN_NOINLINE void hadamard(float* x, int n) {
   hadamard_unnormalized(x, n);
   const float norm = hadamard_norm(n);
   for (int i = 0; i < n; ++i) x[i] = x[i] * norm;

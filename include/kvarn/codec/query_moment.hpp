@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -44,13 +43,12 @@ class query_moment {
     if (status s = validate(tile_layout{.head_dim = head_dim}); !s.ok()) return s;
     query_moment moment(head_dim);
     if (sums.size() != moment.sums_.size())
-      return status{error_code::invalid_argument,
-                    "query moment has " + std::to_string(sums.size()) + " sums; head_dim " +
-                        std::to_string(head_dim) + " has " + std::to_string(moment.sums_.size())};
+      return failure(error_code::invalid_argument,
+                     {"query moment has ", sums.size(), " sums; head_dim ", head_dim, " has ",
+                      moment.sums_.size()});
     for (std::size_t i = 0; i < sums.size(); ++i)
       if (!std::isfinite(sums[i]))
-        return status{error_code::invalid_data,
-                      "query moment sum " + std::to_string(i) + " is not finite"};
+        return failure(error_code::invalid_data, {"query moment sum ", i, " is not finite"});
     const auto n = static_cast<std::size_t>(head_dim);
     for (std::size_t row = 0; row < n; ++row)
       for (std::size_t col = row; col < n; ++col) moment.sums_[row * n + col] = sums[row * n + col];

@@ -15,6 +15,7 @@
 #include "../config.hpp"
 #include "../format/float16.hpp"
 #include "../format/float8.hpp"
+#include "../format/tile_layout.hpp"
 #include "arithmetic.hpp"
 
 namespace kvarn {
@@ -27,22 +28,38 @@ struct scaled_tile {
   int cols;
 };
 
-// The step and zero of one column, as stored and as numbers.
+// The step and zero of one column, both numbers that a record can hold.
 struct column_grid {
   float zero;
   float step;
 };
 
+// A scale or step as stored and as a number.
+struct rounded_fp8 {
+  std::uint8_t bits;
+  float value;
+};
+
 inline namespace KVARN_ISA_NAMESPACE {
 
+// The FP8 nearest to `value`.
+KVARN_NOINLINE rounded_fp8 round_fp8(float value, scale_type type) {
+  if (type == scale_type::ue5m3) {
+    const ue5m3 code(value);
+    return {code.bits, static_cast<float>(code)};
+  }
+  const e4m3 code(value);
+  return {code.bits, static_cast<float>(code)};
+}
+
 // The binary16 nearest to `value`; never an infinity, never -0.
-inline float16 nearest_zero(float value) {
+KVARN_NOINLINE float16 nearest_zero(float value) {
   const float16 zero = float16::saturated(value);
   return zero.bits == 0x8000 ? float16::from_bits(0) : zero;
 }
 
 // The largest binary16 that is not above `value`; never an infinity, never -0.
-inline float16 zero_below(float value) {
+KVARN_NOINLINE float16 zero_below(float value) {
   const float16 zero = nearest_zero(value);
   if (!(static_cast<float>(zero) > value)) return zero;
   if (zero.bits == 0) return float16::from_bits(0x8001);  // the largest negative number
@@ -67,8 +84,8 @@ inline float inverse_range(float step, int max_code) {
 // is rounded down and the step reaches from there to the end, so that the codes cover the range
 // also where a binary16 resolves the column's offset less finely than its spread; without, the zero
 // is rounded to nearest and the step is that of the range, as the paper has it.
-template <class Fp8>
-column_grid fit_range(const scaled_tile& tile, int col, float range, bool cover, int max_code) {
+KVARN_NOINLINE column_grid fit_range(const scaled_tile& tile, int col, float range, bool cover,
+                                     int max_code, scale_type type) {
   float low = 0x1p126f;
   float high = -0x1p126f;
   for (int r = 0; r < tile.rows; ++r) {
@@ -81,7 +98,7 @@ column_grid fit_range(const scaled_tile& tile, int col, float range, bool cover,
   const float start = std::fma(0.5f * (1.0f - range), width, low);
   const auto zero = static_cast<float>(cover ? zero_below(start) : nearest_zero(start));
   const float reach = cover ? std::fma(range, width, start) - zero : range * width;
-  return {zero, static_cast<float>(Fp8(rounded(reach * (1.0f / static_cast<float>(max_code)))))};
+  return {zero, round_fp8(reach * (1.0f / static_cast<float>(max_code)), type).value};
 }
 
 // Sums over the rows of a column with weights w, codes c and deviations t from the column's zero.
@@ -90,8 +107,8 @@ struct column_sums {
 };
 
 // `weight`: one per row, or null for ones.
-inline column_sums sum_column(const scaled_tile& tile, int col, const column_grid& grid,
-                              int max_code, const float* weight) {
+KVARN_NOINLINE column_sums sum_column(const scaled_tile& tile, int col, const column_grid& grid,
+                                      int max_code, const float* weight) {
   float w[lanes] = {};
   float wc[lanes] = {};
   float wcc[lanes] = {};
@@ -118,16 +135,15 @@ inline column_sums sum_column(const scaled_tile& tile, int col, const column_gri
 }
 
 // Least-squares step and zero for the codes that the grid gives now, rows weighted.
-template <class Fp8>
-column_grid refit(const scaled_tile& tile, int col, const column_grid& grid, int max_code,
-                  const float* weight) {
+KVARN_NOINLINE column_grid refit(const scaled_tile& tile, int col, const column_grid& grid,
+                                 int max_code, const float* weight, scale_type type) {
   const column_sums s = sum_column(tile, col, grid, max_code, weight);
   column_grid fitted = grid;
   const float scaled = s.w * s.wcc;
   const float determinant = std::fma(-s.wc, s.wc, scaled);
   if (determinant > 1e-6f * scaled) {
     const float numerator = std::fma(-s.wc, s.wt, rounded(s.w * s.wct));
-    fitted.step = static_cast<float>(Fp8(numerator / determinant));
+    fitted.step = round_fp8(numerator / determinant, type).value;
   }
   const float shift = std::fma(-fitted.step, s.wc, s.wt) / s.w;
   fitted.zero = static_cast<float>(nearest_zero(grid.zero + shift));
@@ -137,15 +153,15 @@ column_grid refit(const scaled_tile& tile, int col, const column_grid& grid, int
 // The step and zero that keep, with the codes of `grid`, a column's mean and make the stored values
 // unbiased: the regression of the stored on the original values has slope 1. (A least-squares fit
 // shrinks what it stores; random errors average out over tokens and layers, a bias does not.)
-template <class Fp8>
-column_grid unbias(const scaled_tile& tile, int col, const column_grid& grid, int max_code) {
+KVARN_NOINLINE column_grid unbias(const scaled_tile& tile, int col, const column_grid& grid,
+                                  int max_code, scale_type type) {
   const column_sums s = sum_column(tile, col, grid, max_code, nullptr);
   const float inverse_n = 1.0f / static_cast<float>(tile.rows);
   const float variance = std::fma(-(s.wt * inverse_n), s.wt, s.wtt);
   const float covariance = std::fma(-(s.wc * inverse_n), s.wt, s.wct);
   column_grid fitted = grid;
   if (variance > 0.0f && covariance > 0.0f)
-    fitted.step = static_cast<float>(Fp8(min_of(variance / covariance, 2.0f * grid.step)));
+    fitted.step = round_fp8(min_of(variance / covariance, 2.0f * grid.step), type).value;
   const float shift = std::fma(-fitted.step, s.wc, s.wt) * inverse_n;
   fitted.zero = static_cast<float>(nearest_zero(rounded(shift) + grid.zero));
   return fitted;

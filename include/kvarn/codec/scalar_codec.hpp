@@ -49,10 +49,11 @@ namespace detail {
 // The power of two that moves from the row scales into the steps, so that both stay in the normal
 // range of their FP8 type: none for ordinary tiles, half of what is missing for tiny ones, all of
 // what is too much for huge ones. Tiles that differ by a power of two thus have the same codes.
-template <class Fp8>
-int scale_shift(float largest_scale) {
-  constexpr int low = Fp8::min_normal_exponent / 2;  // leaves as much room below for smaller rows
-  constexpr int high = Fp8::max_exponent - 1;
+inline int scale_shift(scale_type type, float largest_scale) {
+  const bool wide = type == scale_type::ue5m3;
+  // `low` leaves as much room below for smaller rows.
+  const int low = (wide ? ue5m3::min_normal_exponent : e4m3::min_normal_exponent) / 2;
+  const int high = (wide ? ue5m3::max_exponent : e4m3::max_exponent) - 1;
   if (!(largest_scale >= 0x1p-100f)) return 0;  // a tile of zeros
   const int exponent = exponent_of(largest_scale);
   if (exponent > high) return exponent - high;
@@ -112,7 +113,7 @@ void load_tile(tokens_view<T> tokens, const tile_layout& layout, bool rotate, fl
 
 // About the geometric mean of n numbers, zeros left out; 0 where all are. (The mean of the bit
 // patterns, which is that of logarithms interpolated linearly within an octave.)
-inline float typical(const float* values, int n) {
+KVARN_NOINLINE float typical(const float* values, int n) {
   std::uint32_t sum = 0;
   std::uint32_t count = 0;
   for (int i = 0; i < n; ++i) {
@@ -126,7 +127,7 @@ inline float typical(const float* values, int n) {
 // row_scale[r] = the root mean square of row r of x * unit, times a common factor near 1 by which
 // the typical row lies in the middle of what one FP8 code holds: a large offset that all rows share
 // is then not torn apart by the rounding of their scales.
-inline void rms_scales(const float* x, int rows, int cols, float unit, float* row_scale) {
+KVARN_NOINLINE void rms_scales(const float* x, int rows, int cols, float unit, float* row_scale) {
   const float inverse_n = 1.0f / static_cast<float>(cols);
   for (int r = 0; r < rows; ++r) {
     const float* row = x + static_cast<std::ptrdiff_t>(r) * cols;
@@ -143,8 +144,8 @@ inline void rms_scales(const float* x, int rows, int cols, float unit, float* ro
 // The same of the tile whose columns are divided by their own root mean square, so that one token
 // out of proportion does not decide the scales for the others; the typical column gives the
 // magnitude. `col_rms`: cols floats of workspace.
-inline void equalized_rms_scales(const float* x, int rows, int cols, float unit, float* col_rms,
-                                 float* row_scale) {
+KVARN_NOINLINE void equalized_rms_scales(const float* x, int rows, int cols, float unit,
+                                         float* col_rms, float* row_scale) {
   const float inverse_rows = 1.0f / static_cast<float>(rows);
   for (int c = 0; c < cols; ++c) {
     const float squares = lane_sum(rows, [&](int r, float sum) {
@@ -171,20 +172,16 @@ inline void equalized_rms_scales(const float* x, int rows, int cols, float unit,
   for (int r = 0; r < rows; ++r) row_scale[r] = row_scale[r] * common;
 }
 
-template <class Fp8, class T>
-encode_report encode_with_scales(tokens_view<T> tokens, tile_view out, const encoder_recipe& recipe,
-                                 bool rotate, const float* upper_factor, float* workspace) {
+// Encodes the tile buffers.x * unit, upper_factor as below.
+KVARN_NOINLINE normalize_report encode_loaded(const encode_buffers& buffers, tile_view out,
+                                              const encoder_recipe& recipe, float unit,
+                                              const float* upper_factor) {
   const tile_layout& layout = out.layout;
+  const scale_type type = layout.scale;
   const int rows = layout.rows();
   const int cols = layout.cols();
   const int max_code = layout.max_code();
-  const encode_buffers buffers(layout, workspace);
-  encode_report report;
-
-  // 1. The rotated tile is x * unit.
-  load_tile(tokens, layout, rotate, buffers.x,
-            layout.kind == tile_kind::key ? nullptr : buffers.normalize, report.replaced);
-  const float unit = rotate ? hadamard_norm(layout.head_dim) : 1.0f;
+  normalize_report report;
 
   // 2. Row scales.
   switch (recipe.scaling) {
@@ -196,7 +193,7 @@ encode_report encode_with_scales(tokens_view<T> tokens, tile_view out, const enc
       break;
     case row_scaling::dual_axis:
     case row_scaling::dual_axis_equivariant:
-      report.normalize = variance_normalize(
+      report = variance_normalize(
           buffers.x, rows, cols, unit,
           {.iterations = recipe.iterations,
            .scale_equivariant = recipe.scaling == row_scaling::dual_axis_equivariant},
@@ -204,27 +201,26 @@ encode_report encode_with_scales(tokens_view<T> tokens, tile_view out, const enc
       break;
   }
   const float largest = *std::max_element(buffers.row_scale, buffers.row_scale + rows);
-  const float shift = power_of_two(-detail::scale_shift<Fp8>(largest));
+  const float shift = power_of_two(-detail::scale_shift(type, largest));
   for (int r = 0; r < rows; ++r) {
-    const Fp8 scale(buffers.row_scale[r] * shift);
-    const auto rounded_scale = static_cast<float>(scale);
+    const rounded_fp8 scale = round_fp8(buffers.row_scale[r] * shift, type);
     out.set_scale_bits(r, scale.bits);
-    buffers.inverse_scale[r] = unit / rounded_scale;
-    buffers.row_weight[r] = rounded_scale * rounded_scale;
+    buffers.inverse_scale[r] = unit / scale.value;
+    buffers.row_weight[r] = scale.value * scale.value;
   }
 
   // 3. Steps and zeros.
   const scaled_tile tile{buffers.x, buffers.inverse_scale, rows, cols};
   for (int c = 0; c < cols; ++c) {
-    column_grid grid = fit_range<Fp8>(tile, c, recipe.range, recipe.cover, max_code);
+    column_grid grid = fit_range(tile, c, recipe.range, recipe.cover, max_code, type);
     for (int i = 0; i < recipe.refits; ++i)
-      grid = refit<Fp8>(tile, c, grid, max_code, buffers.row_weight);
+      grid = refit(tile, c, grid, max_code, buffers.row_weight, type);
     buffers.zero[c] = grid.zero;
     buffers.step[c] = grid.step;
     buffers.inverse_range[c] = inverse_range(grid.step, max_code);
-    if (recipe.unbiased) grid = unbias<Fp8>(tile, c, grid, max_code);
+    if (recipe.unbiased) grid = unbias(tile, c, grid, max_code, type);
     out.set_zero(c, float16(grid.zero));
-    out.set_step_bits(c, Fp8(grid.step).bits);
+    out.set_step_bits(c, round_fp8(grid.step, type).bits);
   }
 
   // 4. Codes.
@@ -253,9 +249,15 @@ encode_report encode_with_scales(tokens_view<T> tokens, tile_view out, const enc
 template <class T>
 encode_report encode_tile(tokens_view<T> tokens, tile_view out, const encoder_recipe& recipe,
                           bool rotate, const float* upper_factor, float* workspace) {
-  return out.layout.scale == scale_type::ue5m3
-             ? encode_with_scales<ue5m3>(tokens, out, recipe, rotate, upper_factor, workspace)
-             : encode_with_scales<e4m3>(tokens, out, recipe, rotate, upper_factor, workspace);
+  const tile_layout& layout = out.layout;
+  const encode_buffers buffers(layout, workspace);
+  encode_report report;
+  // 1. The rotated tile is x * unit.
+  load_tile(tokens, layout, rotate, buffers.x,
+            layout.kind == tile_kind::key ? nullptr : buffers.normalize, report.replaced);
+  const float unit = rotate ? hadamard_norm(layout.head_dim) : 1.0f;
+  report.normalize = encode_loaded(buffers, out, recipe, unit, upper_factor);
+  return report;
 }
 
 // Decodes row `row` of the tile (a token of keys, a channel of values) as stored, that is rotated:

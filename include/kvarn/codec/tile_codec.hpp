@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <string>
 #include <vector>
 
 #include "../config.hpp"
@@ -93,12 +92,12 @@ class tile_encoder {
     const encoder_recipe recipe = recipe_of(options.method, layout.kind, layout.bits);
     if (recipe.error_feedback) {
       if (options.factor == nullptr)
-        return status{error_code::invalid_argument,
-                      "encoder query_aware needs a query_factor for keys; there is none"};
+        return failure(error_code::invalid_argument,
+                       {"encoder query_aware needs a query_factor for keys; there is none"});
       if (options.factor->head_dim() != layout.head_dim)
-        return status{error_code::invalid_argument,
-                      "query_factor has head_dim " + std::to_string(options.factor->head_dim()) +
-                          "; the tile has " + std::to_string(layout.head_dim)};
+        return failure(error_code::invalid_argument,
+                       {"query_factor has head_dim ", options.factor->head_dim(), "; the tile has ",
+                        layout.head_dim});
     }
     return tile_encoder(layout, options, on);
   }

@@ -77,8 +77,8 @@ inline float sanitize(float value, replaced_values& replaced) {
 
 // Loads the `head_dim` channels of one token, sanitized.
 template <class T>
-void load_token(tokens_view<T> tokens, int token, int head_dim, float* x,
-                replaced_values& replaced) {
+KVARN_NOINLINE void load_token(tokens_view<T> tokens, int token, int head_dim, float* x,
+                               replaced_values& replaced) {
   for (int d = 0; d < head_dim; ++d) x[d] = sanitize(tokens.load(token, d), replaced);
 }
 

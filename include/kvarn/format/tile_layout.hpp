@@ -24,7 +24,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <span>
 #include <string>
+#include <utility>
 
 #include "../config.hpp"
 #include "../error.hpp"
@@ -151,55 +154,54 @@ inline namespace KVARN_ISA_NAMESPACE {
 
 namespace detail {
 
-template <std::size_t N>
-bool is_one_of(int value, const int (&allowed)[N]) {
-  for (const int candidate : allowed)
-    if (candidate == value) return true;
-  return false;
+// A number and what it may be. `names`: how a message lists that, where numbers do not say it.
+struct checked_field {
+  const char* name;
+  int value;
+  std::span<const int> allowed;
+  const char* names = nullptr;
+};
+
+// Ok, or what is wrong with the first field that has a value it may not have.
+KVARN_NOINLINE status check_fields(std::initializer_list<checked_field> fields) {
+  for (const checked_field& field : fields) {
+    bool found = false;
+    for (const int candidate : field.allowed) found = found || candidate == field.value;
+    if (found) continue;
+    std::string message;
+    append_parts(message, {field.name, " is ", field.value, "; allowed are"});
+    if (field.names != nullptr) append_parts(message, {" ", field.names});
+    if (field.names == nullptr)
+      for (const int candidate : field.allowed) append_parts(message, {" ", candidate});
+    return {error_code::invalid_format, std::move(message)};
+  }
+  return {};
 }
 
-template <std::size_t N>
-status check_one_of(const char* name, int value, const int (&allowed)[N]) {
-  if (is_one_of(value, allowed)) return {};
-  std::string message = std::string(name) + " is " + std::to_string(value) + "; allowed are";
-  for (const int candidate : allowed) message += " " + std::to_string(candidate);
-  return {error_code::invalid_format, message};
-}
-
-inline status check_scale_type(scale_type type) {
-  if (type == scale_type::ue5m3 || type == scale_type::e4m3) return {};
-  return {error_code::invalid_format, "scale type is " + std::to_string(static_cast<int>(type)) +
-                                          "; allowed are 0 (UE5M3) and 1 (E4M3)"};
+inline constexpr int zero_or_one[] = {0, 1};
+constexpr checked_field check_scale_type(scale_type type) {
+  return {"scale type", static_cast<int>(type), zero_or_one, "0 (UE5M3) and 1 (E4M3)"};
 }
 
 }  // namespace detail
 
 // Whether records of this shape exist.
-inline status validate(const tile_layout& layout) {
-  if (layout.kind != tile_kind::key && layout.kind != tile_kind::value)
-    return {error_code::invalid_format, "tile kind is " +
-                                            std::to_string(static_cast<int>(layout.kind)) +
-                                            "; allowed are 0 (key) and 1 (value)"};
-  if (status s = detail::check_one_of("head_dim", layout.head_dim, supported_head_dims); !s.ok())
-    return s;
-  if (status s = detail::check_one_of("group", layout.group, supported_groups); !s.ok()) return s;
-  if (status s = detail::check_one_of("bits", layout.bits, supported_bits); !s.ok()) return s;
-  return detail::check_scale_type(layout.scale);
+KVARN_NOINLINE status validate(const tile_layout& layout) {
+  return detail::check_fields(
+      {{"tile kind", static_cast<int>(layout.kind), detail::zero_or_one, "0 (key) and 1 (value)"},
+       {"head_dim", layout.head_dim, supported_head_dims},
+       {"group", layout.group, supported_groups},
+       {"bits", layout.bits, supported_bits},
+       detail::check_scale_type(layout.scale)});
 }
 
-inline status validate(const cache_format& format) {
-  if (status s = detail::check_one_of("key head_dim", format.key_head_dim, supported_head_dims);
-      !s.ok())
-    return s;
-  if (status s = detail::check_one_of("value head_dim", format.value_head_dim, supported_head_dims);
-      !s.ok())
-    return s;
-  if (status s = detail::check_one_of("group", format.group, supported_groups); !s.ok()) return s;
-  if (status s = detail::check_one_of("key bits", format.key_bits, supported_bits); !s.ok())
-    return s;
-  if (status s = detail::check_one_of("value bits", format.value_bits, supported_bits); !s.ok())
-    return s;
-  return detail::check_scale_type(format.scale);
+KVARN_NOINLINE status validate(const cache_format& format) {
+  return detail::check_fields({{"key head_dim", format.key_head_dim, supported_head_dims},
+                               {"value head_dim", format.value_head_dim, supported_head_dims},
+                               {"group", format.group, supported_groups},
+                               {"key bits", format.key_bits, supported_bits},
+                               {"value bits", format.value_bits, supported_bits},
+                               detail::check_scale_type(format.scale)});
 }
 
 // The format that an id names, or why it names none.
@@ -209,9 +211,8 @@ inline result<cache_format> parse_format_id(format_id id) {
   };
   if (const auto version = static_cast<unsigned>(field(60, 4));
       version != cache_format::layout_version)
-    return status{error_code::invalid_format, "record layout version is " +
-                                                  std::to_string(version) + "; allowed is " +
-                                                  std::to_string(cache_format::layout_version)};
+    return failure(error_code::invalid_format, {"record layout version is ", version,
+                                                "; allowed is ", cache_format::layout_version});
   const cache_format format{field(0, 16), field(16, 16), field(32, 16),
                             field(48, 4), field(52, 4),  static_cast<scale_type>(field(56, 4))};
   if (status s = validate(format); !s.ok()) return s;

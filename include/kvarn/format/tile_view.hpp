@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <type_traits>
 
 #include "../config.hpp"
@@ -112,52 +111,62 @@ using const_tile_array = basic_tile_array<const std::byte>;
 
 inline namespace KVARN_ISA_NAMESPACE {
 
+namespace detail {
+
+// Whether `size` bytes at `data` hold `count` records, `stride` bytes apart.
+KVARN_NOINLINE status check_records(const std::byte* data, std::size_t size,
+                                    const tile_layout& layout, std::size_t stride,
+                                    std::size_t count) {
+  status shape = validate(layout);
+  if (!shape.ok()) return shape;
+  const std::size_t record = layout.record_bytes();
+  if (stride < record)
+    return failure(
+        error_code::invalid_argument,
+        {"record stride is ", stride, " bytes; it must be at least the record's ", record});
+  if (count != 0 && data == nullptr)
+    return failure(error_code::invalid_argument, {"records: the pointer is null"});
+  // Divided rather than multiplied: count and stride may come from a file.
+  if (count != 0 && (size < record || (size - record) / stride < count - 1))
+    return failure(error_code::short_buffer,
+                   {"buffer has ", size, " bytes; ", count, " records of ", record,
+                    " bytes with a stride of ", stride, " need more"});
+  return shape;
+}
+
+}  // namespace detail
+
 // A view of `size` bytes as `count` records, after checking that they fit.
 template <class Byte>
 result<basic_tile_array<Byte>> view_tiles(Byte* data, std::size_t size, const tile_layout& layout,
                                           std::size_t stride, std::size_t count) {
-  if (status s = validate(layout); !s.ok()) return s;
-  const std::size_t record = layout.record_bytes();
-  if (stride < record)
-    return status{error_code::invalid_argument, "record stride is " + std::to_string(stride) +
-                                                    " bytes; it must be at least the record's " +
-                                                    std::to_string(record)};
-  if (count != 0 && data == nullptr)
-    return status{error_code::invalid_argument, "records: the pointer is null"};
-  // Divided rather than multiplied: count and stride may come from a file.
-  if (count != 0 && (size < record || (size - record) / stride < count - 1))
-    return status{error_code::short_buffer,
-                  "buffer has " + std::to_string(size) + " bytes; " + std::to_string(count) +
-                      " records of " + std::to_string(record) + " bytes with a stride of " +
-                      std::to_string(stride) + " need more"};
+  status fits = detail::check_records(data, size, layout, stride, count);
+  if (!fits.ok()) return fits;
   return basic_tile_array<Byte>{data, layout, stride, count};
 }
 
 // Whether foreign bytes are a record: steps, scales and zeros must be finite, steps and scales not
 // negative. (Any codes are valid.)
-inline status validate_record(const_tile_view tile, std::size_t size) {
-  if (auto view = view_tiles(tile.data, size, tile.layout, tile.layout.record_bytes(), 1);
-      !view.ok())
-    return view.why();
+KVARN_NOINLINE status validate_record(const_tile_view tile, std::size_t size) {
+  status fits = detail::check_records(tile.data, size, tile.layout, tile.layout.record_bytes(), 1);
+  if (!fits.ok()) return fits;
   const auto valid = [&](std::uint8_t bits) {
     return tile.layout.scale == scale_type::ue5m3 ? ue5m3::from_bits(bits).is_valid()
                                                   : e4m3::from_bits(bits).is_valid();
   };
   const auto bad = [](const char* field, int index, unsigned bits) {
-    return status{error_code::invalid_data, std::string(field) + " " + std::to_string(index) +
-                                                " has bits " + std::to_string(bits) +
-                                                "; it must be finite and not negative"};
+    return failure(error_code::invalid_data,
+                   {field, " ", index, " has bits ", bits, "; it must be finite and not negative"});
   };
   for (int row = 0; row < tile.layout.rows(); ++row)
     if (!valid(tile.scale_bits(row))) return bad("scale", row, tile.scale_bits(row));
   for (int col = 0; col < tile.layout.cols(); ++col) {
     if (!valid(tile.step_bits(col))) return bad("step", col, tile.step_bits(col));
     if (!tile.zero(col).is_finite())
-      return {error_code::invalid_data, "zero " + std::to_string(col) + " has bits " +
-                                            std::to_string(tile.zero(col).bits) +
-                                            "; it must be finite"};
+      return failure(error_code::invalid_data,
+                     {"zero ", col, " has bits ", tile.zero(col).bits, "; it must be finite"});
   }
-  return {};
+  return fits;
 }
 
 }  // namespace KVARN_ISA_NAMESPACE

@@ -2,42 +2,9 @@
 // included inside the region and namespace of each instruction set. The definition:
 // codec/scalar_codec.hpp.
 
-// Steps, zeros and codes. Work on one block of 16 columns stands between the steps of the next that
-// wait for each other's results.
-inline void encode_codes(encode_state& state, const encoder_recipe& recipe, const float* upper) {
+// Writes the packed codes to their planes.
+KVARN_NOINLINE void store_planes(const encode_state& state) {
   const tile_layout& layout = state.out.layout;
-  grid_vectors grid;
-  column_ranges ranges;
-  find_ranges(state, 0, ranges);
-  for (int c = -16; c < state.cols; c += 16) {
-    const int next = c + 16;
-    grid_vectors next_grid;
-    if (next < state.cols) {
-      next_grid = fit_ranges(ranges, recipe.range, recipe.cover, state.max_code, layout.scale);
-      use_grid(state, next, next_grid);
-    }
-    if (c >= 0) {
-      if (recipe.unbiased)
-        encode_and_unbias(state, c, grid);
-      else if (upper == nullptr)
-        encode_columns(state, c);
-      store_u16(state.out.data + layout.zero_offset() + 2 * c, grid.zero_bits);
-      store_u8(state.out.data + layout.step_offset() + c, grid.step_bits);
-    }
-    if (next < state.cols) {
-      for (int i = 0; i < recipe.refits; ++i) {
-        refit_columns(state, next, next_grid);
-        use_grid(state, next, next_grid);
-      }
-      grid = next_grid;
-    }
-    if (next + 16 < state.cols) find_ranges(state, next + 16, ranges);
-  }
-  if (upper != nullptr)
-    for (int r = 0; r < state.rows; r += feedback_rows)
-      encode_with_feedback(state, upper, r,
-                           state.rows - r < feedback_rows ? state.rows - r : feedback_rows);
-
   constexpr int at_once = 8;
   const std::int32_t* plane_words = state.words;
   for (int plane = 0; plane < layout.planes(); ++plane) {
@@ -48,7 +15,6 @@ inline void encode_codes(encode_state& state, const encoder_recipe& recipe, cons
       std::byte* const out = state.out.data + layout.code_offset(plane, r);
       for (int first = 0; first < count; first += at_once) {
         i32 w[at_once];
-        KVARN_UNROLL
         for (int i = 0; i < at_once; ++i) {
           const int word = first + i < count ? first + i : count - 1;
           w[i] = load_i32(plane_words + state.rows * word + r);
@@ -61,10 +27,80 @@ inline void encode_codes(encode_state& state, const encoder_recipe& recipe, cons
   }
 }
 
+// Steps, zeros and codes. Work on one block of 16 columns stands between the steps of the next that
+// wait for each other's results.
+KVARN_NOINLINE void encode_codes(encode_state& state, const encoder_recipe& recipe,
+                                 const float* upper) {
+  const tile_layout& layout = state.out.layout;
+  grid_vectors grid;
+  grid_vectors next_grid;
+  column_ranges ranges;
+  column_sums sums;
+  find_ranges(state, 0, ranges);
+  for (int c = -16; c < state.cols; c += 16) {
+    const int next = c + 16;
+    if (next < state.cols) {
+      fit_ranges(state, ranges, recipe.range, recipe.cover, next_grid);
+      use_grid(state, next, next_grid);
+    }
+    if (c >= 0) {
+      if (recipe.unbiased) {
+        encode_and_sum(state, c, sums);
+        fit_sums(state, sums, true, grid);
+      } else if (upper == nullptr) {
+        encode_columns(state, c);
+      }
+      store_u16(state.out.data + layout.zero_offset() + 2 * c, grid.zero_bits);
+      store_u8(state.out.data + layout.step_offset() + c, grid.step_bits);
+    }
+    if (next < state.cols) {
+      for (int i = 0; i < recipe.refits; ++i) {
+        sum_weighted(state, next, sums);
+        fit_sums(state, sums, false, next_grid);
+        use_grid(state, next, next_grid);
+      }
+      grid = next_grid;
+    }
+    if (next + 16 < state.cols) find_ranges(state, next + 16, ranges);
+  }
+  if (upper != nullptr)
+    for (int r = 0; r < state.rows; r += feedback_rows)
+      encode_with_feedback(state, upper, r,
+                           state.rows - r < feedback_rows ? state.rows - r : feedback_rows);
+  store_planes(state);
+}
+
+// Encodes the tile that state.x holds.
+KVARN_NOINLINE normalize_report encode_loaded(encode_state& state, const encoder_recipe& recipe,
+                                              float unit, const float* upper) {
+  normalize_report report;
+  alignas(64) float row_scale[max_head_dim];
+  const float* scales = row_scale;
+  normalize_state normalized;
+  if (recipe.scaling == row_scaling::rms) {
+    rms_scales(state.x, state.stride, state.rows, state.cols, unit, row_scale);
+  } else if (recipe.scaling == row_scaling::rms_equalized) {
+    equalized_rms_scales(state.x, state.stride, state.rows, state.cols, unit, row_scale);
+  } else {
+    float* const sums = state.column(state.cols);
+    normalized.sums = {sums, sums + row_sum_floats(state.rows) / 2};
+    report = normalize_columns(
+        {state.x, state.rows, state.cols, unit},
+        {.iterations = recipe.iterations,
+         .scale_equivariant = recipe.scaling == row_scaling::dual_axis_equivariant},
+        normalized);
+    scales = normalized.best_row;
+  }
+  round_row_scales(scales, unit, state);
+  encode_codes(state, recipe, recipe.error_feedback ? upper : nullptr);
+  return report;
+}
+
 // As scalar::encode_tile.
 template <class T>
-encode_report encode_tile(tokens_view<T> tokens, tile_view out, const encoder_recipe& recipe,
-                          bool rotate, const float* upper_factor, float* workspace) {
+KVARN_NOINLINE encode_report encode_tile(tokens_view<T> tokens, tile_view out,
+                                         const encoder_recipe& recipe, bool rotate,
+                                         const float* upper_factor, float* workspace) {
   const tile_layout& layout = out.layout;
   encode_report report;
   encode_state state;
@@ -74,218 +110,139 @@ encode_report encode_tile(tokens_view<T> tokens, tile_view out, const encoder_re
   state.rows = layout.rows();
   state.cols = layout.cols();
   state.max_code = layout.max_code();
-  alignas(64) float row_scale[max_head_dim];
-  const bool rms = recipe.scaling == row_scaling::rms;
-  load_tile(tokens, layout, rotate, state.x, state.stride, rms ? row_scale : nullptr,
-            report.replaced);
+  load_tile(tokens, layout, rotate, state.x, state.stride, report.replaced);
   const float unit = rotate ? hadamard_norm(layout.head_dim) : 1.0f;
-
-  if (rms) {
-    rms_scales(state.rows, state.cols, unit, row_scale);
-    round_row_scales(row_scale, unit, state);
-  } else if (recipe.scaling == row_scaling::rms_equalized) {
-    equalized_rms_scales(state.x, state.stride, state.rows, state.cols, unit, row_scale);
-    round_row_scales(row_scale, unit, state);
-  } else {
-    normalize_state normalized;
-    float* const sums = state.column(state.cols);
-    normalized.sums = {sums, sums + row_sum_floats(state.rows) / 2};
-    report.normalize = normalize_columns(
-        {state.x, state.rows, state.cols, unit},
-        {.iterations = recipe.iterations,
-         .scale_equivariant = recipe.scaling == row_scaling::dual_axis_equivariant},
-        normalized);
-    round_row_scales(normalized.best_row, unit, state);
-  }
-
-  const float* const upper = recipe.error_feedback ? upper_factor : nullptr;
-  encode_codes(state, recipe, upper);
+  report.normalize = encode_loaded(state, recipe, unit, upper_factor);
   return report;
 }
 
-// The codes of one row, in one plane or two.
-struct row_codes {
-  const std::byte* low;
-  const std::byte* high;
-  std::ptrdiff_t low_stride;
-  std::ptrdiff_t high_stride;
-
-  KVARN_ALWAYS_INLINE row_codes(const_tile_view tile, int row)
-      : low(tile.data + tile.layout.code_offset(0, row)),
-        high(tile.data + tile.layout.code_offset(tile.layout.planes() - 1, row)),
-        low_stride(static_cast<std::ptrdiff_t>(tile.layout.plane_row_bytes(0))),
-        high_stride(
-            static_cast<std::ptrdiff_t>(tile.layout.plane_row_bytes(tile.layout.planes() - 1))) {}
-
-  // Those of the 16 columns from c on, `rows` rows below, as numbers.
-  template <int Bits>
-  KVARN_ALWAYS_INLINE f32 numbers(int c, int rows = 0) const {
-    return load_codes<Bits>(low + low_stride * rows + c * (Bits == 4 ? 4 : 2) / 8,
-                            high + high_stride * rows + c / 8);
-  }
-  KVARN_ALWAYS_INLINE void advance() {
-    low += low_stride;
-    high += high_stride;
-  }
+// A rectangle of codes: of rows `row` .. row + rows - 1, 16 columns from `col` on.
+struct code_block {
+  int row;
+  int rows;
+  int col;
 };
 
-KVARN_ALWAYS_INLINE f32 load_zeros(const_tile_view tile, int c) {
-  return load_half(tile.data + tile.layout.zero_offset() + 2 * c);
-}
-KVARN_ALWAYS_INLINE f32 load_steps(const_tile_view tile, int c) {
-  return decode_scales(tile.data + tile.layout.step_offset() + c, tile.layout.scale);
-}
-
-// The scales of rows first .. end - 1, in row_scale[row].
-KVARN_ALWAYS_INLINE void load_row_scales(const_tile_view tile, int first, int end,
-                                         float* row_scale) {
-  for (int r = first / 16 * 16; r < end; r += 16)
-    store(row_scale + r,
-          decode_scales(tile.data + tile.layout.scale_offset() + r, tile.layout.scale));
-}
-
+// out[stride * i] = code * step + zero, times the row's scale, of row i of a block.
 template <int Bits>
-void decode_row(const_tile_view tile, int row, float* out) {
-  const row_codes codes(tile, row);
-  const f32 scale = set1(tile.scale(row));
-  for (int c = 0; c < tile.layout.cols(); c += 16) {
-    const f32 y = fma(codes.numbers<Bits>(c), load_steps(tile, c), load_zeros(tile, c));
-    store(out + c, mul(y, scale));
+KVARN_ALWAYS_INLINE void decode_block(const_tile_view tile, code_block block, f32 step, f32 zero,
+                                      const float* scale, float* out, std::ptrdiff_t stride) {
+  const int last = tile.layout.planes() - 1;
+  const auto low_stride = static_cast<std::ptrdiff_t>(tile.layout.plane_row_bytes(0));
+  const auto high_stride = static_cast<std::ptrdiff_t>(tile.layout.plane_row_bytes(last));
+  const std::byte* low =
+      tile.data + tile.layout.code_offset(0, block.row) + block.col * (Bits == 4 ? 4 : 2) / 8;
+  const std::byte* high = tile.data + tile.layout.code_offset(last, block.row) + block.col / 8;
+  for (int i = 0; i < block.rows; ++i) {
+    store(out, mul(fma(load_codes<Bits>(low, high), step, zero), set1(scale[i])));
+    low += low_stride;
+    high += high_stride;
+    out += stride;
+  }
+}
+
+// Decodes, as stored, columns first_col .. end_col - 1, a multiple of 16, of a block of rows:
+// element (i, c) to out[stride * i + c - first_col].
+KVARN_NOINLINE void decode_rows(const_tile_view tile, int row, int rows, int first_col, int end_col,
+                                float* out, std::ptrdiff_t stride) {
+  const tile_layout& layout = tile.layout;
+  alignas(64) float scale[max_head_dim];  // from a multiple of 16 on
+  const int within = row % 16;
+  for (int r = 0; r < within + rows; r += 16)
+    store(scale + r,
+          decode_scales(tile.data + layout.scale_offset() + row - within + r, layout.scale));
+  for (int c = first_col; c < end_col; c += 16, out += 16) {
+    const f32 step = decode_scales(tile.data + layout.step_offset() + c, layout.scale);
+    const f32 zero = load_half(tile.data + layout.zero_offset() + 2 * c);
+    const code_block block{row, rows, c};
+    if (layout.bits == 2)
+      decode_block<2>(tile, block, step, zero, scale + within, out, stride);
+    else if (layout.bits == 3)
+      decode_block<3>(tile, block, step, zero, scale + within, out, stride);
+    else
+      decode_block<4>(tile, block, step, zero, scale + within, out, stride);
   }
 }
 
 // As scalar::decode_row.
 inline void decode_row(const_tile_view tile, int row, float* out) {
-  if (tile.layout.bits == 2) decode_row<2>(tile, row, out);
-  if (tile.layout.bits == 3) decode_row<3>(tile, row, out);
-  if (tile.layout.bits == 4) decode_row<4>(tile, row, out);
+  decode_rows(tile, row, 1, 0, tile.layout.cols(), out, 0);
 }
 
-// The codes of a row of `cols` columns as numbers.
-[[gnu::noinline]] inline void load_numbers(const row_codes& codes, int code_bits, int cols,
-                                           float* x) {
-  if (code_bits == 2)
-    for (int c = 0; c < cols; c += 16) store(x + c, codes.numbers<2>(c));
-  else if (code_bits == 3)
-    for (int c = 0; c < cols; c += 16) store(x + c, codes.numbers<3>(c));
-  else
-    for (int c = 0; c < cols; c += 16) store(x + c, codes.numbers<4>(c));
-}
-
-// The same of the 16 columns from c on of 16 rows.
-KVARN_ALWAYS_INLINE void load_number_rows(const row_codes& codes, int code_bits, int c,
-                                          f32 (&r)[16]) {
-  if (code_bits == 2) {
-    for (int i = 0; i < 16; ++i) r[i] = codes.numbers<2>(c, i);
-  } else if (code_bits == 3) {
-    for (int i = 0; i < 16; ++i) r[i] = codes.numbers<3>(c, i);
-  } else {
-    for (int i = 0; i < 16; ++i) r[i] = codes.numbers<4>(c, i);
-  }
-}
-
-// Sixteen channels of a token.
+// Stores `count` tokens of head_dim floats each as tokens first, first + 1, ... of a view.
 template <class T>
-KVARN_ALWAYS_INLINE void store_channels(tokens_view<T> out, int token, int channel, f32 x) {
-  if (out.channel_stride == 1) {
-    store_channels(out.data + token * out.token_stride + channel, x);
-  } else {
-    alignas(64) float values[16];
-    store(values, x);
-    for (int i = 0; i < 16; ++i) out.store(token, channel + i, values[i]);
-  }
+KVARN_NOINLINE void store_tokens(const float* x, int head_dim, int first, int count,
+                                 tokens_view<T> out) {
+  for (int t = first; t < first + count; ++t)
+    for (int d = 0; d < head_dim; d += 16, x += 16) {
+      if (out.channel_stride == 1)
+        store_channels(out.data + t * out.token_stride + d, load(x));
+      else
+        for (int i = 0; i < 16; ++i) out.store(t, d + i, x[i]);
+    }
 }
 
-// Keys: a token is a row.
-template <class T>
-void decode_rows(const_tile_view tile, int first, int count, tokens_view<T> out, bool rotate_back) {
+// Tokens first .. first + count - 1 of a tile, at most 16, for values those of one block of 16
+// columns: channel d of token t to out[stride * (t - first) + d].
+KVARN_NOINLINE void decode_vectors(const_tile_view tile, int first, int count, bool rotate_back,
+                                   float* out, std::ptrdiff_t stride) {
   const int head_dim = tile.layout.head_dim;
-  alignas(64) float zero[max_head_dim];
-  alignas(64) float step[max_head_dim];
-  alignas(64) float scale[max_group];
-  alignas(64) float vector[max_head_dim];
-  for (int c = 0; c < head_dim; c += 16) {
-    store(zero + c, load_zeros(tile, c));
-    store(step + c, load_steps(tile, c));
+  const float norm = rotate_back ? hadamard_norm(head_dim) : 1.0f;
+  if (tile.layout.kind == tile_kind::key) {
+    decode_rows(tile, first, count, 0, head_dim, out, stride);
+    if (rotate_back)
+      for (int t = 0; t < count; ++t)
+        rotate_vector(out + stride * t, out + stride * t, head_dim, norm);
+    return;
   }
-  load_row_scales(tile, first, first + count, scale);
-  row_codes codes(tile, first);
-  for (int t = 0; t < count; ++t) {
-    float* x = vector;
-    if constexpr (std::is_same_v<T, float>)
-      if (out.channel_stride == 1) x = out.data + t * out.token_stride;
-    const f32 row_scale = set1(scale[first + t]);
-    load_numbers(codes, tile.layout.bits, head_dim, x);
-    for (int c = 0; c < head_dim; c += 16)
-      store(x + c, mul(fma(load(x + c), load(step + c), load(zero + c)), row_scale));
-    codes.advance();
-    if (rotate_back) hadamard(x, head_dim);
-    if (x == vector)
-      for (int d = 0; d < head_dim; d += 16) store_channels(out, t, d, load(x + d));
-  }
-}
-
-// Values: a token is a column; 16 at a time.
-template <class T>
-void decode_columns(const_tile_view tile, int first, int count, tokens_view<T> out,
-                    bool rotate_back) {
-  const int head_dim = tile.layout.head_dim;
-  const int block = head_dim / hadamard_core(head_dim);
-  const f32 norm = set1(rotate_back ? hadamard_norm(head_dim) : 1.0f);
-  alignas(64) float scale[max_head_dim];
   alignas(64) float columns[16 * max_head_dim];
-  load_row_scales(tile, 0, head_dim, scale);
-  for (int c = first / 16 * 16; c < first + count; c += 16) {
-    const f32 zero = load_zeros(tile, c);
-    const f32 step = load_steps(tile, c);
-    for (int d = 0; d < head_dim; d += 16) {
-      const row_codes codes(tile, d);
-      f32 r[16];
-      load_number_rows(codes, tile.layout.bits, c, r);
-      KVARN_UNROLL
-      for (int i = 0; i < 16; ++i) r[i] = mul(fma(r[i], step, zero), set1(scale[d + i]));
-      if (rotate_back) first_column_stages(r, block);
-      KVARN_UNROLL
-      for (int i = 0; i < 16; ++i) store(columns + 16 * (d + i), r[i]);
-    }
-    if (rotate_back) rotate_columns(columns, head_dim, columns, 16);
-    const int begin = c < first ? first - c : 0;
-    const int end = first + count - c < 16 ? first + count - c : 16;
-    for (int d = 0; d < head_dim; d += 16) {
-      f32 r[16];
-      KVARN_UNROLL
-      for (int i = 0; i < 16; ++i) r[i] = mul(load(columns + 16 * (d + i)), norm);
-      transpose(r);
-      if (begin == 0 && end == 16) {
-        KVARN_UNROLL
-        for (int i = 0; i < 16; ++i) store_channels(out, c + i - first, d, r[i]);
-      } else {
-        for (int i = begin; i < end; ++i) store_channels(out, c + i - first, d, r[i]);
-      }
-    }
+  alignas(64) float rows[16][16];
+  decode_rows(tile, 0, head_dim, first / 16 * 16, first / 16 * 16 + 16, columns, 16);
+  if (rotate_back) rotate_columns(columns, head_dim, 1, columns, 16);
+  const bool whole = count == 16;
+  for (int d = 0; d < head_dim; d += 16) {
+    transpose_block(columns + 16 * d, 16, whole ? out + d : rows[0], whole ? stride : 16, norm);
+    if (!whole)
+      for (int t = 0; t < count; ++t) store(out + stride * t + d, load(rows[first % 16 + t]));
   }
 }
 
 // As scalar::decode_tokens.
 template <class T>
-void decode_tokens(const_tile_view tile, int first, int count, tokens_view<T> out,
-                   bool rotate_back) {
+KVARN_NOINLINE void decode_tokens(const_tile_view tile, int first, int count, tokens_view<T> out,
+                                  bool rotate_back) {
   KVARN_ASSERT(first >= 0 && count >= 0 && first + count <= tile.layout.group);
-  if (tile.layout.kind == tile_kind::key)
-    decode_rows(tile, first, count, out, rotate_back);
-  else
-    decode_columns(tile, first, count, out, rotate_back);
+  alignas(64) float buffer[16 * max_head_dim];
+  const int head_dim = tile.layout.head_dim;
+  for (int t = 0; t < count;) {
+    const int left_of_16 = 16 - (first + t) % 16;
+    const int several = count - t < left_of_16 ? count - t : left_of_16;
+    bool direct = false;
+    if constexpr (std::is_same_v<T, float>) {
+      direct = out.channel_stride == 1;
+      if (direct)
+        decode_vectors(tile, first + t, several, rotate_back, out.data + t * out.token_stride,
+                       out.token_stride);
+    }
+    if (!direct) {
+      decode_vectors(tile, first + t, several, rotate_back, buffer, head_dim);
+      store_tokens(buffer, head_dim, t, several, out);
+    }
+    t += several;
+  }
 }
 
 // As scalar::rotate_tokens.
 template <class T, class O>
-replaced_values rotate_tokens(tokens_view<T> in, tokens_view<O> out, int count, int head_dim) {
+KVARN_NOINLINE replaced_values rotate_tokens(tokens_view<T> in, tokens_view<O> out, int count,
+                                             int head_dim) {
   replaced_values replaced;
+  const float norm = hadamard_norm(head_dim);
   alignas(64) float vector[max_head_dim];
   for (int t = 0; t < count; ++t) {
-    load_vector(in, t, head_dim, false, vector, replaced);
-    hadamard(vector, head_dim);
-    for (int d = 0; d < head_dim; d += 16) store_channels(out, t, d, load(vector + d));
+    const token_rows token = load_rows(in, t, 1, head_dim, vector, replaced);
+    rotate_vector(token.x, vector, head_dim, norm);
+    store_tokens(vector, head_dim, t, 1, out);
   }
   return replaced;
 }

@@ -29,50 +29,44 @@ struct encode_state {
   KVARN_ALWAYS_INLINE float* column(int c) const { return x + stride * c; }
 };
 
-// Loads channels 0 .. head_dim - 1 of a token as floats, sanitized, and rotates them, without the
-// factor, where it says so.
-template <class T>
-void load_vector(tokens_view<T> tokens, int token, int head_dim, bool rotate, float* x,
-                 replaced_values& replaced) {
-  const i32 largest_allowed = set1_i32(largest_storable);
-  if (tokens.channel_stride == 1) {
-    const T* const in = tokens.data + token * tokens.token_stride;
-    if (rotate && head_dim == 64 && !any_less(largest_allowed, rotate_registers<4>(in, x, 1.0f)))
-      return;
-    if (rotate && head_dim == 128 && !any_less(largest_allowed, rotate_registers<8>(in, x, 1.0f)))
-      return;
-    for (int d = 0; d < head_dim; d += 16) store(x + d, load_channels(in + d));
-  } else {
-    for (int d = 0; d < head_dim; ++d) x[d] = tokens.load(token, d);
-  }
-  i32 largest = magnitude_bits(load(x));
-  for (int d = 16; d < head_dim; d += 16) largest = max(largest, magnitude_bits(load(x + d)));
-  if (any_less(largest_allowed, largest))
-    for (int d = 0; d < head_dim; d += 16) store(x + d, sanitize(load(x + d), replaced));
-  if (rotate) hadamard_unnormalized(x, head_dim);
+// `count` tokens as floats, sanitized.
+struct token_rows {
+  const float* x;  // channel d of token t at x + stride * t + d
+  std::ptrdiff_t stride;
+};
+
+// Whether `count` tokens hold nothing that sanitize replaces.
+KVARN_NOINLINE bool are_storable(token_rows tokens, int count, int head_dim) {
+  i32 largest = set1_i32(0);
+  for (int t = 0; t < count; ++t, tokens.x += tokens.stride)
+    for (int d = 0; d < head_dim; d += 16)
+      largest = max(largest, magnitude_bits(load(tokens.x + d)));
+  return !any_less(set1_i32(largest_storable), largest);
 }
 
-// Sixteen channels of 16 tokens: r[i] has channel + i of token + lane.
+// Tokens first .. first + count - 1: where they stand if they are floats one after another with
+// nothing to replace, else in `buffer`, count * head_dim floats.
 template <class T>
-KVARN_ALWAYS_INLINE void load_columns(tokens_view<T> tokens, int token, int channel, f32 (&r)[16],
-                                      replaced_values& replaced) {
-  if (tokens.channel_stride == 1) {
-    const T* in = tokens.data + token * tokens.token_stride + channel;
-    KVARN_UNROLL
-    for (int i = 0; i < 16; ++i) r[i] = load_channels(in + i * tokens.token_stride);
-  } else {
-    for (int i = 0; i < 16; ++i) {
-      alignas(64) float x[16];
-      for (int d = 0; d < 16; ++d) x[d] = tokens.load(token + i, channel + d);
-      r[i] = load(x);
-    }
+KVARN_NOINLINE token_rows load_rows(tokens_view<T> tokens, int first, int count, int head_dim,
+                                    float* buffer, replaced_values& replaced) {
+  const T* const in = tokens.data + first * tokens.token_stride;
+  if constexpr (std::is_same_v<std::remove_const_t<T>, float>)
+    if (const token_rows rows{in, tokens.token_stride};
+        tokens.channel_stride == 1 && are_storable(rows, count, head_dim))
+      return rows;
+  const token_rows rows{buffer, head_dim};
+  for (int t = 0; t < count; ++t) {
+    float* const x = buffer + rows.stride * t;
+    if (tokens.channel_stride == 1)
+      for (int d = 0; d < head_dim; d += 16)
+        store(x + d, load_channels(in + tokens.token_stride * t + d));
+    else
+      for (int d = 0; d < head_dim; ++d) x[d] = tokens.load(first + t, d);
   }
-  i32 largest = magnitude_bits(r[0]);
-  KVARN_UNROLL
-  for (int i = 1; i < 16; ++i) largest = max(largest, magnitude_bits(r[i]));
-  if (any_less(set1_i32(largest_storable), largest))
-    for (int i = 0; i < 16; ++i) r[i] = sanitize(r[i], replaced);
-  transpose(r);
+  if (!are_storable(rows, count, head_dim))
+    for (int i = 0; i < count * head_dim; i += 16)
+      store(buffer + i, sanitize(load(buffer + i), replaced));
+  return rows;
 }
 
 // kvarn::fold of 16 sums in each lane, into s[0].
@@ -83,25 +77,25 @@ KVARN_ALWAYS_INLINE void fold_registers(f32 (&s)[16]) {
   if constexpr (Half > 1) fold_registers<Half / 2>(s);
 }
 
-// The sum of the squares of each row, where Weighted of its columns times `weight`.
-template <bool Weighted>
-[[gnu::noinline]] void sum_row_squares(const float* x, std::ptrdiff_t stride, int rows, int cols,
-                                       const float* weight, float* squares) {
+// The sum of the squares of each row, its columns times `weight`.
+KVARN_NOINLINE void sum_row_squares(const float* x, std::ptrdiff_t stride, int rows, int cols,
+                                    const float* weight, float* squares) {
   for (int r = 0; r < rows; r += 16) {
-    f32 s[16];
-    KVARN_UNROLL
-    for (int i = 0; i < 16; ++i) s[i] = set1(0.0f);
-    for (int c = 0; c < cols; c += 16) {
-      const float* p = x + stride * c + r;
+    f32 sums[16];
+    for (int first = 0; first < 16; first += 4) {
+      f32 s[4];
       KVARN_UNROLL
-      for (int i = 0; i < 16; ++i) {
-        f32 value = load(p + stride * i);
-        if constexpr (Weighted) value = mul(value, set1(weight[c + i]));
+      for (int i = 0; i < 4; ++i) s[i] = set1(0.0f);
+      for (int c = first; c < cols; c += 16) KVARN_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const f32 value = mul(load(x + stride * (c + i) + r), set1(weight[c + i]));
         s[i] = fma(value, value, s[i]);
       }
+      KVARN_UNROLL
+      for (int i = 0; i < 4; ++i) sums[first + i] = s[i];
     }
-    fold_registers<8>(s);
-    store(squares + r, s[0]);
+    fold_registers<8>(sums);
+    store(squares + r, sums[0]);
   }
 }
 
@@ -123,14 +117,14 @@ template <bool Weighted>
       KVARN_UNROLL
       for (int i = 0; i < 4; ++i) squares[first + i] = s[i];
     }
-    store(rms + c, mul(sqrt(mul(fold_each(squares), inverse_rows)), set1(unit)));
+    store(rms + c, mul(sqrt(mul(fold_columns(squares), inverse_rows)), set1(unit)));
   }
 }
 
 inline constexpr float least_rms = 0x1p-100f;
 
 // As scalar::typical; n is a multiple of 16.
-inline float typical(const float* values, int n) {
+KVARN_NOINLINE float typical(const float* values, int n) {
   i32 sums = set1_i32(0);
   i32 counts = set1_i32(0);
   const i32 least = bits(set1(least_rms));
@@ -154,7 +148,7 @@ inline float typical(const float* values, int n) {
 
 // Multiplies row scales so that the typical one becomes the power of two at or below `level`;
 // `level` 0: at or below itself.
-inline void center_scales(float* row_scale, int rows, float level) {
+KVARN_NOINLINE void center_scales(float* row_scale, int rows, float level) {
   const float row_level = typical(row_scale, rows);
   if (row_level == 0.0f) return;
   const float to = power_of_two(exponent_of(level == 0.0f ? row_level : level));
@@ -162,8 +156,12 @@ inline void center_scales(float* row_scale, int rows, float level) {
   for (int r = 0; r < rows; r += 16) store(row_scale + r, mul(load(row_scale + r), common));
 }
 
-// As scalar::rms_scales, from the sums of the squares of the rows, which row_scale holds.
-inline void rms_scales(int rows, int cols, float unit, float* row_scale) {
+// As scalar::rms_scales.
+KVARN_NOINLINE void rms_scales(const float* x, std::ptrdiff_t stride, int rows, int cols,
+                               float unit, float* row_scale) {
+  alignas(64) float ones[max_head_dim];
+  for (int c = 0; c < cols; c += 16) store(ones + c, set1(1.0f));
+  sum_row_squares(x, stride, rows, cols, ones, row_scale);
   const f32 inverse_n = set1(1.0f / static_cast<float>(cols));
   for (int r = 0; r < rows; r += 16)
     store(row_scale + r, mul(sqrt(mul(load(row_scale + r), inverse_n)), set1(unit)));
@@ -171,8 +169,8 @@ inline void rms_scales(int rows, int cols, float unit, float* row_scale) {
 }
 
 // As scalar::equalized_rms_scales.
-inline void equalized_rms_scales(const float* x, std::ptrdiff_t stride, int rows, int cols,
-                                 float unit, float* row_scale) {
+KVARN_NOINLINE void equalized_rms_scales(const float* x, std::ptrdiff_t stride, int rows, int cols,
+                                         float unit, float* row_scale) {
   alignas(64) float col_rms[max_head_dim];
   find_column_rms(x, stride, rows, cols, unit, col_rms);
   const float level = typical(col_rms, cols);
@@ -181,61 +179,59 @@ inline void equalized_rms_scales(const float* x, std::ptrdiff_t stride, int rows
     const f32 rms = load(col_rms + c);
     store(weight + c, select_less(rms, set1(least_rms), set1(0.0f), div(set1(1.0f), rms)));
   }
-  sum_row_squares<true>(x, stride, rows, cols, weight, row_scale);
+  sum_row_squares(x, stride, rows, cols, weight, row_scale);
   const f32 inverse_cols = set1(1.0f / static_cast<float>(cols));
   for (int r = 0; r < rows; r += 16)
     store(row_scale + r, sqrt(mul(load(row_scale + r), inverse_cols)));
   center_scales(row_scale, rows, level);
 }
 
-// kvarn::detail::load_tile into a column-major tile of that stride; `squares` receives the sums of
-// the squares of the rows, unless it is null.
+// A token to `x`, rotated, times `norm`, where it says so. `x` may be the token.
+KVARN_NOINLINE void load_rotated(const float* token, int head_dim, bool rotate, float norm,
+                                 float* x) {
+  if (rotate)
+    rotate_vector(token, x, head_dim, norm);
+  else if (token != x)
+    std::memcpy(x, token, sizeof(float) * static_cast<std::size_t>(head_dim));
+}
+
+// Sixteen tokens to 16 rows of a column-major tile of keys.
+KVARN_NOINLINE void load_keys(token_rows tokens, int head_dim, bool rotate, float* x,
+                              std::ptrdiff_t stride) {
+  alignas(64) float columns[16 * max_head_dim];
+  const int block = rotate ? head_dim / hadamard_core(head_dim) : 1;
+  for (int d = 0; d < head_dim; d += 16) {
+    // Where rotate_columns stores in a burst.
+    for (int i = 0; i < 16; ++i) prefetch(reinterpret_cast<const std::byte*>(x + stride * (d + i)));
+    transpose_block(tokens.x + d, tokens.stride, rotate ? columns + 16 * d : x + stride * d,
+                    rotate ? 16 : stride, 1.0f, block);
+  }
+  if (rotate) rotate_columns(columns, head_dim, stages_of_transpose(block), x, stride);
+}
+
+// kvarn::detail::load_tile into a column-major tile of that stride.
 template <class T>
 void load_tile(tokens_view<T> tokens, const tile_layout& layout, bool rotate, float* x,
-               std::ptrdiff_t stride, float* squares, replaced_values& replaced) {
+               std::ptrdiff_t stride, replaced_values& replaced) {
   const int head_dim = layout.head_dim;
-  if (layout.kind == tile_kind::value) {
-    for (int t = 0; t < layout.group; ++t) {
-      float* const column = x + stride * t;
-      load_vector(tokens, t, head_dim, rotate, column, replaced);
-    }
-    if (squares != nullptr)
-      sum_row_squares<false>(x, stride, head_dim, layout.group, nullptr, squares);
-    return;
-  }
-  const int block = head_dim / hadamard_core(head_dim);
-  alignas(64) float columns[16 * max_head_dim];
+  alignas(64) float buffer[16 * max_head_dim];
   for (int t = 0; t < layout.group; t += 16) {
-    for (int d = 0; d < head_dim; d += 16) {
-      f32 r[16];
-      load_columns(tokens, t, d, r, replaced);
-      if (rotate) {
-        first_column_stages(r, block);
-        // Where rotate_columns stores in a burst.
-        for (int i = 0; i < 16; ++i)
-          prefetch(reinterpret_cast<const std::byte*>(x + stride * (d + i) + t));
-      }
-      float* const to = rotate ? columns + 16 * d : x + stride * d + t;
-      const std::ptrdiff_t next = rotate ? 16 : stride;
-      KVARN_UNROLL
-      for (int i = 0; i < 16; ++i) store(to + next * i, r[i]);
-    }
-    if (rotate) rotate_columns(columns, head_dim, x + t, stride);
-    if (squares != nullptr)
-      sum_row_squares<false>(x + t, stride, 16, head_dim, nullptr, squares + t);
+    const token_rows rows = load_rows(tokens, t, 16, head_dim, buffer, replaced);
+    if (layout.kind == tile_kind::key)
+      load_keys(rows, head_dim, rotate, x + t, stride);
+    else
+      for (int i = 0; i < 16; ++i)
+        load_rotated(rows.x + rows.stride * i, head_dim, rotate, 1.0f, x + stride * (t + i));
   }
 }
 
 // Rounds and stores the row scales; what divides and weighs the rows.
-inline void round_row_scales(const float* row_scale, float unit, encode_state& state) {
+KVARN_NOINLINE void round_row_scales(const float* row_scale, float unit, encode_state& state) {
   const tile_layout& layout = state.out.layout;
   f32 largest = load(row_scale);
   for (int r = 16; r < state.rows; r += 16) largest = max(largest, load(row_scale + r));
-  const float largest_scale = max_lane(largest);
-  const int exponent = layout.scale == scale_type::ue5m3
-                           ? kvarn::detail::scale_shift<ue5m3>(largest_scale)
-                           : kvarn::detail::scale_shift<e4m3>(largest_scale);
-  const f32 shift = set1(power_of_two(-exponent));
+  const f32 shift =
+      set1(power_of_two(-kvarn::detail::scale_shift(layout.scale, max_lane(largest))));
   f32 weights = set1(0.0f);
   for (int r = 0; r < state.rows; r += 16) {
     const i32 code = round_scales(mul(load(row_scale + r), shift), layout.scale);
@@ -256,24 +252,21 @@ struct grid_vectors {
   f32 zero;
   f32 step;
 };
-KVARN_ALWAYS_INLINE void set_zeros(grid_vectors& grid, i32 zero_bits) {
-  grid.zero_bits = zero_bits;
-  grid.zero = half_to_float(zero_bits);
-}
-KVARN_ALWAYS_INLINE void set_steps(grid_vectors& grid, i32 step_bits, scale_type type) {
-  grid.step_bits = step_bits;
-  grid.step = decode_scales(step_bits, type);
-}
-KVARN_ALWAYS_INLINE f32 inverse_ranges(f32 step, int max_code) {
-  return div(set1(1.0f), mul(set1(static_cast<float>(max_code)), step));
+
+// Makes `grid` that by which the codes of the 16 columns from c on are made.
+KVARN_ALWAYS_INLINE void use_grid(encode_state& state, int c, const grid_vectors& grid) {
+  store(state.zero + c, grid.zero);
+  store(state.step + c, grid.step);
+  const f32 range = mul(set1(static_cast<float>(state.max_code)), grid.step);
+  store(state.inverse_range + c, div(set1(1.0f), range));
 }
 
-// Minimum and maximum of the 16 columns from c on, each still in 16 lanes.
+// The maximum of the 16 columns from c on and minus their minimum, each still in 16 lanes.
 struct column_ranges {
-  f32 low[16];
   f32 high[16];
+  f32 minus_low[16];
 };
-[[gnu::noinline]] inline void find_ranges(const encode_state& state, int c, column_ranges& out) {
+KVARN_NOINLINE void find_ranges(const encode_state& state, int c, column_ranges& out) {
   for (int first = 0; first < 16; first += 4) {
     f32 low[4];
     f32 high[4];
@@ -294,32 +287,26 @@ struct column_ranges {
     }
     KVARN_UNROLL
     for (int i = 0; i < 4; ++i) {
-      out.low[first + i] = low[i];
       out.high[first + i] = high[i];
+      out.minus_low[first + i] = sub(set1(0.0f), low[i]);
     }
   }
 }
 
 // kvarn::fit_range of 16 columns.
-KVARN_ALWAYS_INLINE grid_vectors fit_ranges(const column_ranges& ranges, float range, bool cover,
-                                            int max_code, scale_type type) {
-  const f32 low = min_each(ranges.low);
-  const f32 width = sub(max_each(ranges.high), low);
-  const f32 start = fma(set1(0.5f * (1.0f - range)), width, low);
-  grid_vectors grid;
-  set_zeros(grid, cover ? zeros_below(start) : nearest_zeros(start));
+KVARN_NOINLINE void fit_ranges(const encode_state& state, const column_ranges& ranges, float range,
+                               bool cover, grid_vectors& grid) {
+  const f32 minus_low = max_of_columns(ranges.minus_low);
+  const f32 width = add(max_of_columns(ranges.high), minus_low);
+  const f32 start = fms(set1(0.5f * (1.0f - range)), width, minus_low);
+  grid.zero_bits = cover ? zeros_below(start) : nearest_zeros(start);
+  grid.zero = half_to_float(grid.zero_bits);
   const f32 reach =
       cover ? sub(fma(set1(range), width, start), grid.zero) : mul(set1(range), width);
-  const f32 inverse_count = set1(1.0f / static_cast<float>(max_code));
-  set_steps(grid, round_scales(mul(reach, inverse_count), type), type);
-  return grid;
-}
-
-// Makes `grid` that by which the codes of the 16 columns from c on are made.
-KVARN_ALWAYS_INLINE void use_grid(encode_state& state, int c, const grid_vectors& grid) {
-  store(state.zero + c, grid.zero);
-  store(state.step + c, grid.step);
-  store(state.inverse_range + c, inverse_ranges(grid.step, state.max_code));
+  const f32 inverse_count = set1(1.0f / static_cast<float>(state.max_code));
+  const scale_type type = state.out.layout.scale;
+  grid.step_bits = round_scales(mul(reach, inverse_count), type);
+  grid.step = decode_scales(grid.step_bits, type);
 }
 
 // The deviation of 16 rows from a zero, and their code, of which code_magic is not yet subtracted.
@@ -328,65 +315,72 @@ KVARN_ALWAYS_INLINE f32 raw_code(f32 deviation, f32 inverse_range, f32 max_code)
   return fma(unit, max_code, set1(code_magic));
 }
 
-// kvarn::refit for the 16 columns from c on, whose grid is in use.
-[[gnu::noinline]] inline void refit_columns(const encode_state& state, int c, grid_vectors& grid) {
-  f32 wc[16];
-  f32 wcc[16];
-  f32 wt[16];
-  f32 wct[16];
+// kvarn::column_sums of 16 columns, each still in 16 lanes; `squares`: of the codes for refit, of
+// the deviations for unbias.
+struct column_sums {
+  f32 codes[16];
+  f32 deviations[16];
+  f32 products[16];
+  f32 squares[16];
+};
+
+// The sums for kvarn::refit of the 16 columns from c on, whose grid is in use.
+KVARN_NOINLINE void sum_weighted(const encode_state& state, int c, column_sums& out) {
   const f32 max_code = set1(static_cast<float>(state.max_code));
-  for (int first = 0; first < 16; first += 2) {
-    f32 s[2][4];
+  for (int i = 0; i < 16; ++i) {
+    const float* const x = state.column(c + i);
+    const f32 zero = set1(state.zero[c + i]);
+    const f32 inverse_range = set1(state.inverse_range[c + i]);
+    f32 s[4];
     KVARN_UNROLL
-    for (int i = 0; i < 2; ++i) KVARN_UNROLL
-    for (int k = 0; k < 4; ++k) s[i][k] = set1(0.0f);
-    const float* const x = state.column(c + first);
+    for (int k = 0; k < 4; ++k) s[k] = set1(0.0f);
     for (int r = 0; r < state.rows; r += 16) {
-      const f32 inverse = load(state.inverse_scale + r);
       const f32 weight = load(state.row_weight + r);
-      KVARN_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const int col = c + first + i;
-        const f32 t = fms(load(x + state.stride * i + r), inverse, set1(state.zero[col]));
-        const f32 raw = raw_code(t, set1(state.inverse_range[col]), max_code);
-        const f32 code = sub(raw, set1(code_magic));
-        const f32 weighted = mul(weight, code);
-        s[i][0] = fma(weight, code, s[i][0]);
-        s[i][1] = fma(weighted, code, s[i][1]);
-        s[i][2] = fma(weight, t, s[i][2]);
-        s[i][3] = fma(weighted, t, s[i][3]);
-      }
+      const f32 t = fms(load(x + r), load(state.inverse_scale + r), zero);
+      const f32 code = sub(raw_code(t, inverse_range, max_code), set1(code_magic));
+      const f32 weighted = mul(weight, code);
+      s[0] = fma(weight, code, s[0]);
+      s[1] = fma(weight, t, s[1]);
+      s[2] = fma(weighted, t, s[2]);
+      s[3] = fma(weighted, code, s[3]);
     }
-    KVARN_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      wc[first + i] = s[i][0];
-      wcc[first + i] = s[i][1];
-      wt[first + i] = s[i][2];
-      wct[first + i] = s[i][3];
-    }
+    out.codes[i] = s[0];
+    out.deviations[i] = s[1];
+    out.products[i] = s[2];
+    out.squares[i] = s[3];
   }
-  const f32 w = set1(state.weight_sum);
-  const f32 codes = fold_each(wc);
-  const f32 deviations = fold_each(wt);
-  const f32 scaled = mul(w, fold_each(wcc));
-  const f32 determinant = fnma(codes, codes, scaled);
-  const f32 numerator = fnma(codes, deviations, mul(w, fold_each(wct)));
-  const scale_type type = state.out.layout.scale;
-  const i32 fitted = round_scales(div(numerator, determinant), type);
-  const f32 step = select_less(mul(set1(1e-6f), scaled), determinant, from_bits(fitted),
-                               from_bits(grid.step_bits));
-  set_steps(grid, bits(step), type);
-  const f32 shift = div(fnma(grid.step, codes, deviations), w);
-  set_zeros(grid, nearest_zeros(add(grid.zero, shift)));
 }
 
-// Codes of 16 columns in the making, the last column first: 4 bits each, of the first and of the
-// last 8 columns.
-struct code_words {
-  i32 w[2];
-};
-KVARN_ALWAYS_INLINE void append_code(code_words& words, int column, f32 raw) {
-  words.w[column / 8] = append<4>(words.w[column / 8], bits(raw));
+// kvarn::unbias or kvarn::refit of 16 columns, from the sums under their grid.
+KVARN_NOINLINE void fit_sums(const encode_state& state, const column_sums& sums, bool unbiased,
+                             grid_vectors& grid) {
+  const f32 zero = set1(0.0f);
+  const f32 w = set1(state.weight_sum);
+  const f32 inverse_n = set1(1.0f / static_cast<float>(state.rows));
+  const f32 codes = fold_columns(sums.codes);
+  const f32 deviations = fold_columns(sums.deviations);
+  const f32 products = fold_columns(sums.products);
+  const f32 squares = fold_columns(sums.squares);
+  f32 step;
+  f32 fits;  // above 0 where the step is to be taken
+  if (unbiased) {
+    const f32 variance = fnma(mul(deviations, inverse_n), deviations, squares);
+    const f32 covariance = fnma(mul(codes, inverse_n), deviations, products);
+    step = min(div(variance, covariance), mul(set1(2.0f), grid.step));
+    fits = min(variance, covariance);
+  } else {
+    const f32 scaled = mul(w, squares);
+    const f32 determinant = fnma(codes, codes, scaled);
+    step = div(fnma(codes, deviations, mul(w, products)), determinant);
+    fits = select_less(mul(set1(1e-6f), scaled), determinant, set1(1.0f), zero);
+  }
+  const scale_type type = state.out.layout.scale;
+  grid.step_bits =
+      bits(select_less(zero, fits, from_bits(round_scales(step, type)), from_bits(grid.step_bits)));
+  grid.step = decode_scales(grid.step_bits, type);
+  const f32 rest = fnma(grid.step, codes, deviations);
+  grid.zero_bits = nearest_zeros(add(grid.zero, unbiased ? mul(rest, inverse_n) : div(rest, w)));
+  grid.zero = half_to_float(grid.zero_bits);
 }
 
 // The low 2 bits of 8 fields of 4 bits, and their bit 2, side by side.
@@ -403,93 +397,71 @@ KVARN_ALWAYS_INLINE i32 gather_high_bits(i32 word) {
   return bit_and(bit_or(x, shift_right<12>(x)), set1_i32(0x000000ff));
 }
 
-// Puts the codes of the 16 columns from c on, rows r .. r + 15, into their place in the planes.
-KVARN_ALWAYS_INLINE void keep_words(encode_state& state, int c, int r, const code_words& words) {
+// Puts the codes of rows r .. r + 15 into their place in the planes: of columns c .. c + 7 (`low`)
+// and c + 8 .. c + 15 (`high`), 4 bits each.
+KVARN_NOINLINE void keep_words(encode_state& state, int c, int r, i32 low, i32 high) {
   const int code_bits = state.out.layout.bits;
   if (code_bits == 4) {
     std::int32_t* const to = state.words + state.rows * (c / 8) + r;
-    store_i32(to, words.w[0]);
-    store_i32(to + state.rows, words.w[1]);
+    store_i32(to, low);
+    store_i32(to + state.rows, high);
     return;
   }
   store_i32(state.words + state.rows * (c / 16) + r,
-            bit_or(gather_low_bits(words.w[0]), shift_left<16>(gather_low_bits(words.w[1]))));
+            bit_or(gather_low_bits(low), shift_left<16>(gather_low_bits(high))));
   if (code_bits == 3) {
-    const i32 tops =
-        bit_or(gather_high_bits(words.w[0]), shift_left<8>(gather_high_bits(words.w[1])));
+    const i32 tops = bit_or(gather_high_bits(low), shift_left<8>(gather_high_bits(high)));
     std::int32_t* const to = state.words + state.rows * (state.cols / 16 + c / 32) + r;
     store_i32(to, c % 32 == 0 ? tops : bit_or(load_i32(to), shift_left<16>(tops)));
   }
 }
 
 // Codes of the 16 columns from c on, whose grid is in use.
-[[gnu::noinline]] inline void encode_columns(encode_state& state, int c) {
+KVARN_NOINLINE void encode_columns(encode_state& state, int c) {
   const f32 max_code = set1(static_cast<float>(state.max_code));
   for (int r = 0; r < state.rows; r += 16) {
     const f32 inverse = load(state.inverse_scale + r);
-    const float* const x = state.column(c) + r;
-    code_words words{{set1_i32(0), set1_i32(0)}};
-    KVARN_UNROLL
-    for (int i = 15; i >= 0; --i) {
-      const f32 t = fms(load(x + state.stride * i), inverse, set1(state.zero[c + i]));
-      append_code(words, i, raw_code(t, set1(state.inverse_range[c + i]), max_code));
+    i32 word[2];
+    for (int half = 1; half >= 0; --half) {
+      i32 codes = set1_i32(0);
+      for (int i = 8 * half + 7; i >= 8 * half; --i) {
+        const f32 t = fms(load(state.column(c + i) + r), inverse, set1(state.zero[c + i]));
+        codes = append<4>(codes, bits(raw_code(t, set1(state.inverse_range[c + i]), max_code)));
+      }
+      word[half] = codes;
     }
-    keep_words(state, c, r, words);
+    keep_words(state, c, r, word[0], word[1]);
   }
 }
 
-// The same, and kvarn::unbias of the grid.
-[[gnu::noinline]] inline void encode_and_unbias(encode_state& state, int c, grid_vectors& grid) {
-  f32 wc[16];
-  f32 wt[16];
-  f32 wct[16];
-  f32 wtt[16];
-  code_words words[max_head_dim / 16];
+// The same, and the sums for kvarn::unbias.
+KVARN_NOINLINE void encode_and_sum(encode_state& state, int c, column_sums& out) {
   const f32 max_code = set1(static_cast<float>(state.max_code));
-  for (int r = 0; r < state.rows; r += 16) words[r / 16] = {{set1_i32(0), set1_i32(0)}};
-  for (int first = 14; first >= 0; first -= 2) {
-    f32 s[2][4];
+  i32 word[2][max_head_dim / 16];
+  for (int r = 0; r < state.rows; r += 16) word[0][r / 16] = word[1][r / 16] = set1_i32(0);
+  for (int i = 15; i >= 0; --i) {
+    i32* const codes = word[i / 8];
+    const float* const x = state.column(c + i);
+    const f32 zero = set1(state.zero[c + i]);
+    const f32 inverse_range = set1(state.inverse_range[c + i]);
+    f32 s[4];
     KVARN_UNROLL
-    for (int i = 0; i < 2; ++i) KVARN_UNROLL
-    for (int k = 0; k < 4; ++k) s[i][k] = set1(0.0f);
-    const float* const x = state.column(c + first);
+    for (int k = 0; k < 4; ++k) s[k] = set1(0.0f);
     for (int r = 0; r < state.rows; r += 16) {
-      const f32 inverse = load(state.inverse_scale + r);
-      KVARN_UNROLL
-      for (int i = 1; i >= 0; --i) {
-        const int col = c + first + i;
-        const f32 t = fms(load(x + state.stride * i + r), inverse, set1(state.zero[col]));
-        const f32 raw = raw_code(t, set1(state.inverse_range[col]), max_code);
-        append_code(words[r / 16], first + i, raw);
-        const f32 code = sub(raw, set1(code_magic));
-        s[i][0] = add(s[i][0], code);
-        s[i][1] = add(s[i][1], t);
-        s[i][2] = fma(code, t, s[i][2]);
-        s[i][3] = fma(t, t, s[i][3]);
-      }
+      const f32 t = fms(load(x + r), load(state.inverse_scale + r), zero);
+      const f32 raw = raw_code(t, inverse_range, max_code);
+      codes[r / 16] = append<4>(codes[r / 16], bits(raw));
+      const f32 code = sub(raw, set1(code_magic));
+      s[0] = add(s[0], code);
+      s[1] = add(s[1], t);
+      s[2] = fma(code, t, s[2]);
+      s[3] = fma(t, t, s[3]);
     }
-    KVARN_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      wc[first + i] = s[i][0];
-      wt[first + i] = s[i][1];
-      wct[first + i] = s[i][2];
-      wtt[first + i] = s[i][3];
-    }
+    out.codes[i] = s[0];
+    out.deviations[i] = s[1];
+    out.products[i] = s[2];
+    out.squares[i] = s[3];
   }
-  for (int r = 0; r < state.rows; r += 16) keep_words(state, c, r, words[r / 16]);
-
-  const f32 inverse_n = set1(1.0f / static_cast<float>(state.rows));
-  const f32 codes = fold_each(wc);
-  const f32 deviations = fold_each(wt);
-  const f32 variance = fnma(mul(deviations, inverse_n), deviations, fold_each(wtt));
-  const f32 covariance = fnma(mul(codes, inverse_n), deviations, fold_each(wct));
-  const scale_type type = state.out.layout.scale;
-  const f32 unbiased = min(div(variance, covariance), mul(set1(2.0f), grid.step));
-  const f32 fitted = from_bits(round_scales(unbiased, type));
-  const f32 kept = from_bits(grid.step_bits);
-  const f32 zero = set1(0.0f);
-  const f32 step = select_less(zero, variance, select_less(zero, covariance, fitted, kept), kept);
-  set_steps(grid, bits(step), type);
-  const f32 shift = mul(fnma(grid.step, codes, deviations), inverse_n);
-  set_zeros(grid, nearest_zeros(add(shift, grid.zero)));
+  for (int r = 0; r < state.rows; r += 16)
+    keep_words(state, c, r, word[0][r / 16], word[1][r / 16]);
 }

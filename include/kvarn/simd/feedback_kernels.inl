@@ -9,9 +9,9 @@ inline constexpr int feedback_rows = 128;  // rows at a time
 // target[b][0 .. 16 * Count - 1] += or -= sum over i < count, in this order, of
 // vectors[stride * i + ...] * coefficients[i][b], from the rows at `target` on.
 template <int Count, bool Subtract>
-void accumulate_panel(const float* vectors, std::ptrdiff_t stride, int count,
-                      const float* coefficients, std::ptrdiff_t next, float* target,
-                      std::ptrdiff_t target_stride) {
+KVARN_NOINLINE void accumulate_panel(const float* vectors, std::ptrdiff_t stride, int count,
+                                     const float* coefficients, std::ptrdiff_t next, float* target,
+                                     std::ptrdiff_t target_stride) {
   f32 sum[feedback_block][Count];
   KVARN_UNROLL
   for (int b = 0; b < feedback_block; ++b) KVARN_UNROLL
@@ -46,36 +46,37 @@ void accumulate_products(const float* vectors, std::ptrdiff_t stride, int count,
                                   target_stride);
 }
 
-// The columns B, B + 1, ... of a block: adds the errors of the block's earlier columns to what is
-// to be rounded, leaves the code in its place as raw_code gives it, and the error in that of the
-// deviation. `x` and `target`: of the block's first column; coefficients[i][b]: from its column i
-// to its column b.
-template <int B>
-KVARN_ALWAYS_INLINE void round_block(const encode_state& state, int c, int count,
-                                     const float* coefficients, float* x,
-                                     float (*target)[feedback_rows]) {
-  const f32 step = set1(state.step[c + B]);
-  const f32 inverse_range = set1(state.inverse_range[c + B]);
+// Column b of a block: adds the errors of the block's earlier columns to what is to be rounded,
+// leaves the code in its place as raw_code gives it, and the error in that of the deviation. `x`
+// and `target`: of the block's first column; coefficients[i][b]: from its column i to its column b.
+KVARN_NOINLINE void round_column(const encode_state& state, int c, int b, int count,
+                                 const float* coefficients, float* x,
+                                 float (*target)[feedback_rows]) {
+  const f32 step = set1(state.step[c + b]);
+  const f32 inverse_range = set1(state.inverse_range[c + b]);
   const f32 max_code = set1(static_cast<float>(state.max_code));
-  f32 coefficient[B + 1];
-  KVARN_UNROLL
-  for (int i = 0; i < B; ++i) coefficient[i] = set1(coefficients[feedback_block * i + B]);
-  for (int r = 0; r < count; r += 16) {
-    f32 sum = load(target[B] + r);
+  for (int r = 0; r < count; r += 32) {
+    f32 sum[2] = {load(target[b] + r), load(target[b] + r + 16)};
+    for (int i = 0; i < b; ++i) {
+      const float* const error = x + state.stride * i + r;
+      const f32 coefficient = set1(coefficients[feedback_block * i + b]);
+      sum[0] = fma(load(error), coefficient, sum[0]);
+      sum[1] = fma(load(error + 16), coefficient, sum[1]);
+    }
     KVARN_UNROLL
-    for (int i = 0; i < B; ++i) sum = fma(load(x + state.stride * i + r), coefficient[i], sum);
-    const f32 code = raw_code(sum, inverse_range, max_code);
-    float* const deviation = x + state.stride * B + r;
-    store(target[B] + r, code);
-    store(deviation, fnma(sub(code, set1(code_magic)), step, load(deviation)));
+    for (int k = 0; k < 2; ++k) {
+      const f32 code = raw_code(sum[k], inverse_range, max_code);
+      float* const deviation = x + state.stride * b + r + 16 * k;
+      store(target[b] + r + 16 * k, code);
+      store(deviation, fnma(sub(code, set1(code_magic)), step, load(deviation)));
+    }
   }
-  if constexpr (B + 1 < feedback_block)
-    round_block<B + 1>(state, c, count, coefficients, x, target);
 }
 
-// Codes with error feedback of rows first .. first + count - 1, a multiple of 16 up to
+// Codes with error feedback of rows first .. first + count - 1, a multiple of 32 up to
 // feedback_rows. Errors take the place of the columns.
-inline void encode_with_feedback(encode_state& state, const float* upper, int first, int count) {
+KVARN_NOINLINE void encode_with_feedback(encode_state& state, const float* upper, int first,
+                                         int count) {
   alignas(64) float coefficients[max_head_dim * feedback_block];
   alignas(64) float raw[16][feedback_rows];  // of 16 columns
   for (int c = 0; c < state.cols; c += feedback_block) {
@@ -94,15 +95,19 @@ inline void encode_with_feedback(encode_state& state, const float* upper, int fi
         store(target[b] + r, t);
       }
     }
-    accumulate_products<false>(state.x + first, state.stride, c, coefficients, feedback_block,
-                               target[0], feedback_rows, count);
-    round_block<0>(state, c, count, coefficients + feedback_block * c, block, target);
+    for (int r = 0; r < count; r += 32)
+      accumulate_panel<2, false>(state.x + first + r, state.stride, c, coefficients, feedback_block,
+                                 target[0] + r, feedback_rows);
+    for (int b = 0; b < feedback_block; ++b)
+      round_column(state, c, b, count, coefficients + feedback_block * c, block, target);
     if (c % 16 == 0) continue;
     for (int r = 0; r < count; r += 16) {
-      code_words words{{set1_i32(0), set1_i32(0)}};
-      KVARN_UNROLL
-      for (int i = 15; i >= 0; --i) append_code(words, i, load(raw[i] + r));
-      keep_words(state, c - feedback_block, first + r, words);
+      i32 word[2] = {set1_i32(0), set1_i32(0)};
+      for (int i = 7; i >= 0; --i) {
+        word[0] = append<4>(word[0], bits(load(raw[i] + r)));
+        word[1] = append<4>(word[1], bits(load(raw[i + 8] + r)));
+      }
+      keep_words(state, c - feedback_block, first + r, word[0], word[1]);
     }
   }
 }
@@ -112,7 +117,7 @@ alignas(64) inline constexpr std::int32_t lane_index[16] = {0, 1, 2,  3,  4,  5,
 
 // Adds the products q[i] q[j], j >= i, of `count` vectors of head_dim floats, one after another, to
 // sums, head_dim x head_dim.
-inline void accumulate_moment(const float* queries, int head_dim, int count, float* sums) {
+KVARN_NOINLINE void accumulate_moment(const float* queries, int head_dim, int count, float* sums) {
   const std::ptrdiff_t n = head_dim;
   const i32 lane = load_i32(lane_index);
   for (std::ptrdiff_t row = 0; row < n; row += feedback_block) {
@@ -138,23 +143,21 @@ replaced_values add_queries(tokens_view<T> queries, int count, bool rotate, int 
                             float* sums) {
   constexpr int at_once = 32;
   alignas(64) float vectors[at_once * max_head_dim];
-  const f32 norm = set1(hadamard_norm(head_dim));
+  const float norm = hadamard_norm(head_dim);
   replaced_values replaced;
   for (int first = 0; first < count; first += at_once) {
     const int several = count - first < at_once ? count - first : at_once;
-    for (int i = 0; i < several; ++i) {
-      float* const q = vectors + static_cast<std::ptrdiff_t>(i) * head_dim;
-      load_vector(queries, first + i, head_dim, rotate, q, replaced);
-      if (rotate)
-        for (int d = 0; d < head_dim; d += 16) store(q + d, mul(load(q + d), norm));
-    }
+    const token_rows rows = load_rows(queries, first, several, head_dim, vectors, replaced);
+    for (int i = 0; i < several; ++i)
+      load_rotated(rows.x + rows.stride * i, head_dim, rotate, norm,
+                   vectors + static_cast<std::ptrdiff_t>(i) * head_dim);
     accumulate_moment(vectors, head_dim, several, sums);
   }
   return replaced;
 }
 
 // As scalar::factorize.
-inline void factorize(float* matrix, int head_dim, float damping, float* workspace) {
+KVARN_NOINLINE void factorize(float* matrix, int head_dim, float damping, float* workspace) {
   const std::ptrdiff_t n = head_dim;
   // lower[k][i], i <= k, is the element (i, k) of what is left of the matrix: the update of a row j
   // by pivot k subtracts factor[k][0 .. j] * lower[k][j]. The factor stands in `matrix`,

@@ -19,19 +19,9 @@ KVARN_ALWAYS_INLINE void butterflies(f32 (&r)[Count]) {
   }
 }
 
-// A stage between the halves of 2 * half floats.
-KVARN_ALWAYS_INLINE void join_halves(float* x, int half, f32 norm) {
-  for (int i = 0; i < half; i += 16) {
-    const f32 a = load(x + i);
-    const f32 b = load(x + i + half);
-    store(x + i, mul(add(a, b), norm));
-    store(x + i + half, mul(sub(a, b), norm));
-  }
-}
-
 // kvarn::detail::paley_transform over vectors: element j of 2 * count at in + stride * j floats.
-inline void paley(int core, const float* in, std::ptrdiff_t stride, float* out,
-                  std::ptrdiff_t out_stride) {
+KVARN_NOINLINE void paley(int core, const float* in, std::ptrdiff_t stride, float* out,
+                          std::ptrdiff_t out_stride) {
   const int count = core / 2;
   const float* signs = core == 12   ? kvarn::detail::conference_signs<5>.sign[0]
                        : core == 20 ? kvarn::detail::conference_signs<9>.sign[0]
@@ -58,99 +48,88 @@ inline void paley(int core, const float* in, std::ptrdiff_t stride, float* out,
   }
 }
 
-// The stages within the lanes of 16 channels at p. `largest`: of magnitude_bits.
-template <class T>
-KVARN_ALWAYS_INLINE f32 load_rotated(const T* p, i32& largest) {
-  const f32 x = load_channels(p);
-  largest = max(largest, magnitude_bits(x));
-  f32 a;
-  if constexpr (std::is_same_v<T, float>)
-    a = load_butterfly(p);
-  else
-    a = butterfly<1>(x);
-  return butterfly<8>(butterfly<4>(butterfly<2>(a)));
-}
-
-// 16 * Count channels, times norm. The result: magnitude_bits of the largest ones.
-template <int Count, class T>
-KVARN_ALWAYS_INLINE i32 rotate_registers(const T* in, float* out, float norm) {
+// 16 * Count channels, times norm.
+template <int Count>
+KVARN_ALWAYS_INLINE void rotate_registers(const float* in, float* out, float norm) {
   f32 r[Count];
-  i32 largest = set1_i32(0);
   KVARN_UNROLL
-  for (int i = 0; i < Count; ++i) r[i] = load_rotated(in + 16 * i, largest);
+  for (int i = 0; i < Count; ++i)
+    r[i] = butterfly<8>(butterfly<4>(butterfly<2>(load_butterfly(in + 16 * i))));
   butterflies<1, Count>(r);
   KVARN_UNROLL
   for (int i = 0; i < Count; ++i) store(out + 16 * i, mul(r[i], set1(norm)));
-  return largest;
+}
+
+// The longest vector that stays in registers, times norm.
+inline constexpr int run_length = 16 * vectors_in_registers;
+KVARN_NOINLINE void rotate_run(const float* in, float* out, float norm) {
+  rotate_registers<vectors_in_registers>(in, out, norm);
 }
 
 // n = core * block channels with block 4, 8 or 16, times norm.
-inline void rotate_with_core(float* x, int n, int core, f32 norm) {
+KVARN_NOINLINE void rotate_with_core(const float* in, float* out, int n, int core, float norm) {
   const int block = n / core;
   // Of blocks below 16 the vectors overlap, and the last one reaches beyond the end.
   alignas(64) float buffer[max_head_dim + 16];
   for (int i = 0; i < n; i += 16) {
-    f32 a = butterfly<2>(load_butterfly(x + i));
+    f32 a = butterfly<2>(load_butterfly(in + i));
     if (block >= 8) a = butterfly<4>(a);
     if (block >= 16) a = butterfly<8>(a);
     store(buffer + i, a);
   }
   store(buffer + n, set1(0.0f));
   paley(core, buffer, block, buffer, block);
-  for (int i = 0; i < n; i += 16) store(x + i, mul(load(buffer + i), norm));
+  for (int i = 0; i < n; i += 16) store(out + i, mul(load(buffer + i), set1(norm)));
 }
 
-// Out of line, so that the common sizes need no frame.
-[[gnu::noinline]] inline void rotate_other(float* x, int n, float norm) {
-  const int core = hadamard_core(n);
-  KVARN_ASSERT(core != 0);
-  if (n == 512) {
-    rotate_registers<16>(x, x, 1.0f);
-    rotate_registers<16>(x + 256, x + 256, 1.0f);
-    join_halves(x, 256, set1(norm));
-  } else if (core != 1 && n % 16 == 0 && n / core <= 16) {
-    rotate_with_core(x, n, core, set1(norm));
-  } else {
-    kvarn::hadamard_unnormalized(x, n);
-    for (int i = 0; i < n; ++i) x[i] = x[i] * norm;
+// A power of two of channels, at least 2 * run_length, times norm: runs in registers, then one
+// stage after another.
+KVARN_NOINLINE void rotate_runs(const float* in, float* out, int n, float norm) {
+  for (int i = 0; i < n; i += run_length) rotate_run(in + i, out + i, 1.0f);
+  for (int half = run_length; half < n; half *= 2) {
+    const f32 factor = set1(2 * half == n ? norm : 1.0f);
+    for (int block = 0; block < n; block += 2 * half)
+      for (int i = block; i < block + half; i += 16) {
+        const f32 a = load(out + i);
+        const f32 b = load(out + i + half);
+        store(out + i, mul(add(a, b), factor));
+        store(out + i + half, mul(sub(a, b), factor));
+      }
   }
 }
 
-[[gnu::noinline]] inline void rotate_vector(float* x, int n, float norm) {
-  if (n == 64)
-    rotate_registers<4>(x, x, norm);
-  else if (n == 128)
-    rotate_registers<8>(x, x, norm);
-  else if (n == 256)
-    rotate_registers<16>(x, x, norm);
-  else
-    rotate_other(x, n, norm);
+// out = H in * norm; `in` may be `out`. Fast for the supported head dimensions.
+KVARN_NOINLINE void rotate_vector(const float* in, float* out, int n, float norm) {
+  const int core = hadamard_core(n);
+  KVARN_ASSERT(core != 0);
+  if constexpr (run_length != 64)
+    if (n == 64) return rotate_registers<4>(in, out, norm);
+  if (n == run_length) {
+    rotate_run(in, out, norm);
+  } else if (core == 1 && n >= 2 * run_length && n <= max_head_dim) {
+    rotate_runs(in, out, n, norm);
+  } else if (core != 1 && n % 16 == 0 && n / core <= 16) {
+    rotate_with_core(in, out, n, core, norm);
+  } else {
+    if (in != out) std::memcpy(out, in, sizeof(float) * static_cast<std::size_t>(n));
+    kvarn::hadamard_unnormalized(out, n);
+    for (int i = 0; i < n; ++i) out[i] = out[i] * norm;
+  }
 }
 
-// As kvarn::hadamard_unnormalized and kvarn::hadamard; fast for the supported head dimensions.
-inline void hadamard_unnormalized(float* x, int n) { rotate_vector(x, n, 1.0f); }
-inline void hadamard(float* x, int n) { rotate_vector(x, n, hadamard_norm(n)); }
+// As kvarn::hadamard_unnormalized and kvarn::hadamard.
+KVARN_ALWAYS_INLINE void hadamard_unnormalized(float* x, int n) { rotate_vector(x, x, n, 1.0f); }
+KVARN_ALWAYS_INLINE void hadamard(float* x, int n) { rotate_vector(x, x, n, hadamard_norm(n)); }
 inline void hadamard(float* x, int n, int count, std::ptrdiff_t stride) {
   const float norm = hadamard_norm(n);
-  for (int i = 0; i < count; ++i) rotate_vector(x + i * stride, n, norm);
+  for (int i = 0; i < count; ++i) rotate_vector(x + i * stride, x + i * stride, n, norm);
 }
 
-// The first stages of 16 vectors, of which r[i] has channel c + i for c a multiple of 16; block is
-// n / core.
-KVARN_ALWAYS_INLINE void first_column_stages(f32 (&r)[16], int block) {
-  if (block >= 16)
-    butterflies<1, 16>(r);
-  else if (block == 8)
-    butterflies<1, 8>(r);
-  else
-    butterflies<1, 4>(r);
-}
-
-// Stages half, 2 half, ... < Radix * half over n channels. Channel c of 16 vectors stands at
-// in + 16 c and goes to out + stride * c.
+// Stages half, 2 half, ... < Radix * half within blocks of channels, over n channels of 16 vectors.
+// Channel c stands at in + 16 c and goes to out + stride * c; `in` may be `out`.
 template <int Radix>
-KVARN_ALWAYS_INLINE void column_stages(const float* in, int n, int half, float* out,
-                                       std::ptrdiff_t stride) {
+KVARN_NOINLINE void column_stages(const float* in, int n, int half, float* out,
+                                  std::ptrdiff_t stride) {
   for (int block = 0; block < n; block += Radix * half)
     for (int c = block; c < block + half; ++c) {
       f32 r[Radix];
@@ -162,21 +141,68 @@ KVARN_ALWAYS_INLINE void column_stages(const float* in, int n, int half, float* 
     }
 }
 
-// What first_column_stages leaves to do, for n a supported head dimension: from `columns`, 16
-// floats a channel, which it changes, to out + stride * channel.
-inline void rotate_columns(float* columns, int n, float* out, std::ptrdiff_t stride) {
+// The stages 1, 2, 4 and 8, in place.
+KVARN_NOINLINE void first_column_stages(float* columns, int n) {
+  for (float* p = columns; p < columns + 16 * n; p += 16 * 16) {
+    f32 r[16];
+    KVARN_UNROLL
+    for (int i = 0; i < 16; ++i) r[i] = load(p + 16 * i);
+    butterflies<1, 16>(r);
+    KVARN_UNROLL
+    for (int i = 0; i < 16; ++i) store(p + 16 * i, r[i]);
+  }
+}
+
+// The rotation of 16 vectors, n channels, a supported head dimension, from stage `half` on. Takes
+// and changes `columns`, 16 floats a channel, and writes to out + stride * channel, which may be
+// the same.
+KVARN_NOINLINE void rotate_columns(float* columns, int n, int half, float* out,
+                                   std::ptrdiff_t stride) {
   const int core = hadamard_core(n);
-  if (core != 1) {
-    const int block = n / core;
+  const int block = n / core;
+  if (holds_16_vectors && half == 1 && block >= 16) {
+    first_column_stages(columns, n);
+    half = 16;
+  }
+  while (half < block) {
+    // Fourfold passes, but one for an odd number of stages.
+    const int left = block / half;
+    const bool odd = (left & 0x2aa) != 0;
+    const int radix = odd ? odd_radix : 4;
+    const bool ends = core == 1 && left == radix;
+    float* const to = ends ? out : columns;
+    const std::ptrdiff_t to_stride = ends ? stride : 16;
+    if (odd)
+      column_stages<odd_radix>(columns, n, half, to, to_stride);
+    else
+      column_stages<4>(columns, n, half, to, to_stride);
+    half *= radix;
+  }
+  if (core != 1)
     for (int i = 0; i < block; ++i)
       paley(core, columns + 16 * i, 16 * block, out + stride * i, stride * block);
-    return;
+}
+
+// Copies 16 x 16 numbers, transposed: row i at `in` + stride * i to out + out_stride * column;
+// times `factor`. Where registers hold the 16 vectors it makes the stages < `block` between the
+// columns too.
+template <class T>
+KVARN_NOINLINE void transpose_block(const T* in, std::ptrdiff_t stride, float* out,
+                                    std::ptrdiff_t out_stride, float factor = 1.0f,
+                                    [[maybe_unused]] int block = 1) {
+  f32 r[16];
+  KVARN_UNROLL
+  for (int i = 0; i < 16; ++i) r[i] = mul(load_channels(in + stride * i), set1(factor));
+  transpose(r);
+  if constexpr (holds_16_vectors) {
+    if (block >= 4) butterflies<1, 4>(r);
+    if (block >= 8) butterflies<4, 8>(r);
+    if (block >= 16) butterflies<8, 16>(r);
   }
-  if (n == 64) column_stages<4>(columns, n, 16, out, stride);
-  if (n == 128) column_stages<8>(columns, n, 16, out, stride);
-  if (n == 256) column_stages<16>(columns, n, 16, out, stride);
-  if (n == 512) {
-    column_stages<8>(columns, n, 16, columns, 16);
-    column_stages<4>(columns, n, 128, out, stride);
-  }
+  KVARN_UNROLL
+  for (int i = 0; i < 16; ++i) store(out + out_stride * i, r[i]);
+}
+// The first stage of a rotation that it leaves to do.
+constexpr int stages_of_transpose(int block) {
+  return !holds_16_vectors ? 1 : block < 16 ? block : 16;
 }

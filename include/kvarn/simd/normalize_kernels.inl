@@ -46,6 +46,7 @@ struct normalize_state {
   alignas(64) float row_weight[max_head_dim];
   alignas(64) float row_std[max_head_dim];
   alignas(64) float row_shift[max_head_dim];
+  alignas(64) float row_squares[max_head_dim];
   alignas(64) float best_row[max_head_dim];
   alignas(64) float col_scale[max_head_dim];
   alignas(64) float col_weight[max_head_dim];
@@ -67,7 +68,7 @@ KVARN_ALWAYS_INLINE void add_spread(spreads& seen, f32 std, bool skip_zero) {
   const f32 counted = select_less(set1(0.0f), std, std, set1(0x1p126f));
   seen.smallest = min(seen.smallest, skip_zero ? counted : std);
 }
-KVARN_ALWAYS_INLINE float spread_ratio(const spreads& seen) {
+KVARN_NOINLINE float spread_ratio(const spreads& seen) {
   const float largest = max_lane(seen.largest);
   const float smallest = min_lane(seen.smallest);
   return largest < smallest ? 1.0f : largest / max_of(smallest, 1e-8f);
@@ -94,6 +95,10 @@ KVARN_ALWAYS_INLINE f32 clamp(f32 x, float low, float high) {
   return min(max(x, set1(low)), set1(high));
 }
 
+// fold_each and max_each, out of line.
+KVARN_NOINLINE f32 fold_columns(const f32 (&r)[16]) { return fold_each(r); }
+KVARN_NOINLINE f32 max_of_columns(const f32 (&r)[16]) { return max_each(r); }
+
 struct column_major_tile {
   const float* x;  // column c at x + column_stride(rows) * c
   int rows;
@@ -114,9 +119,9 @@ struct column_sums_in_lanes {
 };
 
 // Also fetches the columns `next` into the L1 cache. Out of line, as add_run.
-[[gnu::noinline]] inline void sum_over_rows(const float* const* column, const float* const* next,
-                                            int rows, const float* row_weight, const float* shift,
-                                            column_sums_in_lanes& out) {
+KVARN_NOINLINE void sum_over_rows(const float* const* column, const float* const* next, int rows,
+                                  const float* row_weight, const float* shift,
+                                  column_sums_in_lanes& out) {
   for (int first = 0; first < 16; first += 4) {
     f32 sums[4];
     f32 squares[4];
@@ -180,14 +185,14 @@ KVARN_ALWAYS_INLINE void add_run(const column_run& run, int r, const float* row_
 }
 
 // Out of line, so that g++ 12 keeps the sums in registers.
-[[gnu::noinline]] inline void add_run(const column_run& run, int rows, const float* row_shift) {
+KVARN_NOINLINE void add_run(const column_run& run, int rows, const float* row_shift) {
   int r = 0;
   for (; r + 64 <= rows; r += 64) add_run<4>(run, r, row_shift);
   for (; r < rows; r += 16) add_run<1>(run, r, row_shift);
 }
 
 // Cuts the columns into runs that end with each lane and after every 16 columns.
-inline void make_runs(normalize_state& state, int rows, int cols) {
+KVARN_NOINLINE void make_runs(normalize_state& state, int rows, int cols) {
   const int per_lane = cols / 16;
   const int in_progress = lane_pairs * rows;
   column_run* run = state.runs;
@@ -216,45 +221,45 @@ inline void make_runs(normalize_state& state, int rows, int cols) {
   }
 }
 
-enum class sweep { start_rows, start_columns, start, iterate };
+// What a sweep does: the sums of the columns, the change of their scales, the sums of the rows.
+struct sweep {
+  bool columns;
+  bool scales;
+  bool rows;
+};
 
-// One sweep. `start`: the moments of the start, or of it on one axis, without a change of scales.
-// `columns` receives the spread of the columns.
-template <sweep Kind>
-KVARN_ALWAYS_INLINE void sweep_tile(const column_major_tile& tile, float low, float high,
-                                    bool skip_zero, normalize_state& state, spreads& columns) {
+// One sweep. `spread` receives that of the columns.
+KVARN_NOINLINE void sweep_tile(const column_major_tile& tile, sweep what, float low, float high,
+                               bool skip_zero, normalize_state& state, spreads& spread) {
   column_sums_in_lanes sums;
   const column_run* run = state.runs;
-  if constexpr (Kind != sweep::start_rows)
-    sum_over_rows(state.column, state.column + (tile.cols > 16 ? 16 : 0), tile.rows,
-                  state.row_weight, state.col_shift, sums);
-  for (int position = 0; position < tile.cols; position += 16) {
-    if constexpr (Kind != sweep::start_rows) {
-      const auto m = moments_about(load(state.col_shift + position), fold_each(sums.sum),
-                                   fold_each(sums.squares), tile.rows, tile.unit);
+  for (int position = -16; position < tile.cols; position += 16) {
+    if (what.columns && position >= 0) {
+      const auto m = moments_about(load(state.col_shift + position), fold_columns(sums.sum),
+                                   fold_columns(sums.squares), tile.rows, tile.unit);
       store(state.col_shift + position, m.mean);
-      if constexpr (Kind == sweep::iterate) {
+      f32 std = m.std;
+      if (what.scales) {
         const f32 weighted = mul(m.std, load(state.col_weight + position));
-        const f32 std = clamp(weighted, kvarn::detail::min_std, kvarn::detail::max_std);
-        const f32 scale = clamp(mul(load(state.col_scale + position), std), low, high);
+        const f32 clamped = clamp(weighted, kvarn::detail::min_std, kvarn::detail::max_std);
+        const f32 scale = clamp(mul(load(state.col_scale + position), clamped), low, high);
         const f32 weight = div(set1(1.0f), scale);
         store(state.col_scale + position, scale);
         store(state.col_weight + position, weight);
-        add_spread(columns, mul(m.std, weight), skip_zero);
+        std = mul(m.std, weight);
         if (position == 0)
           for (int r = 0; r < tile.rows; r += 16)
             store(state.row_shift + r, mul(load(state.column[0] + r), set1(state.col_weight[0])));
-      } else {
-        add_spread(columns, m.std, skip_zero);
       }
-      // The sums of the next columns come before the rows: they fill the time that the square roots
-      // and divisions above take.
-      const int next = position + 16;
-      if (next < tile.cols)
-        sum_over_rows(state.column + next, state.column + (next + 16 < tile.cols ? next + 16 : 0),
-                      tile.rows, state.row_weight, state.col_shift + next, sums);
+      add_spread(spread, std, skip_zero);
     }
-    if constexpr (Kind != sweep::start_columns)
+    // The sums of the next columns come before the rows: they fill the time that the square roots
+    // and divisions above take.
+    const int next = position + 16;
+    if (what.columns && next < tile.cols)
+      sum_over_rows(state.column + next, state.column + (next + 16 < tile.cols ? next + 16 : 0),
+                    tile.rows, state.row_weight, state.col_shift + next, sums);
+    if (what.rows && position >= 0)
       for (int end = 0; end < 16; ++run) {
         add_run(*run, tile.rows, state.row_shift);
         end += run->count;
@@ -262,8 +267,21 @@ KVARN_ALWAYS_INLINE void sweep_tile(const column_major_tile& tile, float low, fl
   }
 }
 
+// The moments of the rows from their sums about row_shift, which becomes their mean.
+KVARN_NOINLINE void find_row_moments(const column_major_tile& tile, normalize_state& state) {
+  for (int r = 0; r < tile.rows; r += 16) {
+    const auto m =
+        moments_about(load(state.row_shift + r), fold_pairs(state.sums.sum, tile.rows, r),
+                      fold_pairs(state.sums.squares, tile.rows, r), tile.cols, tile.unit);
+    store(state.row_std + r, m.std);
+    store(state.row_shift + r, m.mean);
+    store(state.row_squares + r, m.squares);
+  }
+}
+
 // kvarn::detail::overall_std.
-inline float overall_std(const float* mean, const float* squares, int rows, int cols, float unit) {
+KVARN_NOINLINE float overall_std(const float* mean, const float* squares, int rows, int cols,
+                                 float unit) {
   const auto n = static_cast<float>(cols);
   f32 sums = set1(0.0f);
   f32 within = set1(0.0f);
@@ -281,9 +299,9 @@ inline float overall_std(const float* mean, const float* squares, int rows, int 
 
 // kvarn::variance_normalize of a column-major tile; rows and cols are multiples of 16 and at most
 // max_head_dim. Leaves row_scale in state.best_row and col_scale, in fold_order, in state.best_col.
-inline normalize_report normalize_columns(const column_major_tile& tile,
-                                          const normalize_options& options,
-                                          normalize_state& state) {
+KVARN_NOINLINE normalize_report normalize_columns(const column_major_tile& tile,
+                                                  const normalize_options& options,
+                                                  normalize_state& state) {
   const int rows = tile.rows;
   const int cols = tile.cols;
   const bool equivariant = options.scale_equivariant;
@@ -309,20 +327,12 @@ inline normalize_report normalize_columns(const column_major_tile& tile,
     store(state.row_shift + r, load(tile.x + r));
   }
   spreads columns = no_spread();
-  if (equivariant)
-    sweep_tile<sweep::start_rows>(tile, low, high, equivariant, state, columns);
-  else
-    sweep_tile<sweep::start>(tile, low, high, equivariant, state, columns);
-  for (int r = 0; r < rows; r += 16) {
-    const auto m = moments_about(load(state.row_shift + r), fold_pairs(state.sums.sum, rows, r),
-                                 fold_pairs(state.sums.squares, rows, r), cols, tile.unit);
-    store(state.row_std + r, m.std);
-    store(state.row_shift + r, m.mean);
-    store(state.row_weight + r, m.squares);
-  }
+  // The row weights, which the columns of the start of an equivariant one need, come from the rows.
+  sweep_tile(tile, {!equivariant, false, true}, low, high, equivariant, state, columns);
+  find_row_moments(tile, state);
   float tile_std = 1.0f;
   if (equivariant) {
-    tile_std = overall_std(state.row_shift, state.row_weight, rows, cols, tile.unit);
+    tile_std = overall_std(state.row_shift, state.row_squares, rows, cols, tile.unit);
     if (!(tile_std >= 0x1p-100f)) tile_std = 1.0f;  // a constant tile
   }
   const float inverse_tile_std = 1.0f / tile_std;
@@ -330,7 +340,7 @@ inline normalize_report normalize_columns(const column_major_tile& tile,
   if (equivariant) {
     for (int c = 0; c < cols; c += 16)
       store(state.col_shift + c, mul(load(state.col_shift + c), set1(inverse_tile_std)));
-    sweep_tile<sweep::start_columns>(tile, low, high, equivariant, state, columns);
+    sweep_tile(tile, {true, false, false}, low, high, equivariant, state, columns);
   }
   float column_ratio = spread_ratio(columns);
 
@@ -362,28 +372,13 @@ inline normalize_report normalize_columns(const column_major_tile& tile,
     for (int c = 0; c < cols; ++c)
       state.col_shift[c] = rounded(state.column[c][0] * state.row_weight[0]);
     columns = no_spread();
-    sweep_tile<sweep::iterate>(tile, low, high, equivariant, state, columns);
+    sweep_tile(tile, {true, true, true}, low, high, equivariant, state, columns);
     column_ratio = spread_ratio(columns);
-    for (int r = 0; r < rows; r += 16) {
-      const auto m = moments_about(load(state.row_shift + r), fold_pairs(state.sums.sum, rows, r),
-                                   fold_pairs(state.sums.squares, rows, r), cols, tile.unit);
-      store(state.row_std + r, m.std);
-    }
+    find_row_moments(tile, state);
   }
   for (int r = 0; r < rows; r += 16)
     store(state.best_row + r, mul(load(state.best_row + r), set1(tile_std)));
   return report;
-}
-
-// Copies 16 x 16 numbers, transposed: row i at `in` + stride * i to out + out_stride * column.
-KVARN_ALWAYS_INLINE void transpose_block(const float* in, std::ptrdiff_t stride, float* out,
-                                         std::ptrdiff_t out_stride) {
-  f32 r[16];
-  KVARN_UNROLL
-  for (int i = 0; i < 16; ++i) r[i] = load(in + stride * i);
-  transpose(r);
-  KVARN_UNROLL
-  for (int i = 0; i < 16; ++i) store(out + out_stride * i, r[i]);
 }
 
 KVARN_ALWAYS_INLINE float* aligned(float* p) {

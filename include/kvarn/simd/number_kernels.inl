@@ -3,7 +3,7 @@
 // codec/tokens.hpp, codec/round_columns.hpp.
 
 // FP8 codes to numbers.
-KVARN_ALWAYS_INLINE f32 decode_scales(i32 code, scale_type type) {
+KVARN_NOINLINE f32 decode_scales(i32 code, scale_type type) {
   if (type == scale_type::ue5m3) return half_to_float(shift_left<7>(code));
   const f32 normal = from_bits(add(shift_left<20>(code), set1_i32(0x3c000000)));
   const f32 subnormal = mul(to_float(code), set1(0x1p-9f));
@@ -16,7 +16,7 @@ KVARN_ALWAYS_INLINE f32 decode_scales(const std::byte* codes, scale_type type) {
 }
 
 // The FP8 codes nearest to `value`.
-KVARN_ALWAYS_INLINE i32 round_scales(f32 value, scale_type type) {
+KVARN_NOINLINE i32 round_scales(f32 value, scale_type type) {
   const f32 positive = max(value, set1(0.0f));
   const i32 one = set1_i32(1);
   if (type == scale_type::ue5m3) {

@@ -130,7 +130,7 @@ inline unsigned detect_targets() { return 1u << static_cast<int>(target::scalar)
 
 // Whether this machine and its operating system can run the kernels of a target. The first call
 // asks the processor, and Linux for AMX state.
-inline bool is_available(target t) {
+KVARN_NOINLINE bool is_available(target t) {
   static const unsigned found = detail::detect_targets();
   return ((found >> static_cast<int>(t)) & 1u) != 0;
 }
@@ -143,20 +143,21 @@ inline result<target> parse_target(std::string_view name) {
     names += ' ';
     names += info.name;
   }
-  return status{error_code::invalid_argument,
-                "target is " + std::string(name) + "; allowed are" + names};
+  return failure(error_code::invalid_argument,
+                 {"target is ", std::string(name).c_str(), "; allowed are", names.c_str()});
 }
 
 // The target that calls without one use: that of the environment variable KVARN_TARGET where this
 // machine can run it, else the best one. Read once.
-inline target default_target() {
+KVARN_NOINLINE target default_target() {
   static const target chosen = [] {
-    if (const char* name = std::getenv("KVARN_TARGET"))
-      if (const auto wanted = parse_target(name); wanted.ok() && is_available(wanted.value()))
-        return wanted.value();
+    const char* const name = std::getenv("KVARN_TARGET");
     target best = target::scalar;
-    for (const target_info& info : target_infos)
-      if (is_available(info.id)) best = info.id;
+    for (const target_info& info : target_infos) {
+      if (!is_available(info.id)) continue;
+      best = info.id;
+      if (name != nullptr && info.name == name) break;
+    }
     return best;
   }();
   return chosen;
