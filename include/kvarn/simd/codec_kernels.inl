@@ -70,15 +70,16 @@ KVARN_NOINLINE void encode_codes(encode_state& state, const encoder_recipe& reci
   store_planes(state);
 }
 
-// Encodes the tile that state.x holds.
+// Encodes the tile that state.x holds. `row_scale`: of keys the sums of the squares of the rows.
 KVARN_NOINLINE normalize_report encode_loaded(encode_state& state, const encoder_recipe& recipe,
-                                              float unit, const float* upper) {
+                                              float unit, float* row_scale, const float* upper) {
   normalize_report report;
-  alignas(64) float row_scale[max_head_dim];
   const float* scales = row_scale;
   normalize_state normalized;
   if (recipe.scaling == row_scaling::rms) {
-    rms_scales(state.x, state.stride, state.rows, state.cols, unit, row_scale);
+    if (state.out.layout.kind == tile_kind::value)
+      sum_row_squares(state.x, state.stride, state.rows, state.cols, nullptr, row_scale);
+    rms_scales(state.rows, state.cols, unit, row_scale);
   } else if (recipe.scaling == row_scaling::rms_equalized) {
     equalized_rms_scales(state.x, state.stride, state.rows, state.cols, unit, row_scale);
   } else {
@@ -110,38 +111,35 @@ KVARN_NOINLINE encode_report encode_tile(tokens_view<T> tokens, tile_view out,
   state.rows = layout.rows();
   state.cols = layout.cols();
   state.max_code = layout.max_code();
-  load_tile(tokens, layout, rotate, state.x, state.stride, report.replaced);
+  alignas(64) float row_scale[max_head_dim];
+  load_tile<std::remove_const_t<T>>({tokens.data, tokens.token_stride, tokens.channel_stride},
+                                    layout, rotate, state.x, state.stride, row_scale,
+                                    report.replaced);
   const float unit = rotate ? hadamard_norm(layout.head_dim) : 1.0f;
-  report.normalize = encode_loaded(state, recipe, unit, upper_factor);
+  report.normalize = encode_loaded(state, recipe, unit, row_scale, upper_factor);
   return report;
 }
 
-// A rectangle of codes: of rows `row` .. row + rows - 1, 16 columns from `col` on.
-struct code_block {
-  int row;
-  int rows;
-  int col;
+// Rows of codes, in one plane or two; those of a block of 16 columns from the first on.
+struct code_rows {
+  const std::byte* low;
+  const std::byte* high;
+  std::ptrdiff_t low_stride;
+  std::ptrdiff_t high_stride;
 };
 
-// out[stride * i] = code * step + zero, times the row's scale, of row i of a block.
+// out[stride * i] = code * step + zero, times scale[i], of each of `rows` rows of 16 codes.
 template <int Bits>
-KVARN_ALWAYS_INLINE void decode_block(const_tile_view tile, code_block block, f32 step, f32 zero,
+KVARN_ALWAYS_INLINE void decode_block(code_rows codes, int rows, f32 step, f32 zero,
                                       const float* scale, float* out, std::ptrdiff_t stride) {
-  const int last = tile.layout.planes() - 1;
-  const auto low_stride = static_cast<std::ptrdiff_t>(tile.layout.plane_row_bytes(0));
-  const auto high_stride = static_cast<std::ptrdiff_t>(tile.layout.plane_row_bytes(last));
-  const std::byte* low =
-      tile.data + tile.layout.code_offset(0, block.row) + block.col * (Bits == 4 ? 4 : 2) / 8;
-  const std::byte* high = tile.data + tile.layout.code_offset(last, block.row) + block.col / 8;
-  for (int i = 0; i < block.rows; ++i) {
-    store(out, mul(fma(load_codes<Bits>(low, high), step, zero), set1(scale[i])));
-    low += low_stride;
-    high += high_stride;
-    out += stride;
+  for (int i = 0; i < rows; ++i, out += stride) {
+    store(out, mul(fma(load_codes<Bits>(codes.low, codes.high), step, zero), set1(scale[i])));
+    codes.low += codes.low_stride;
+    codes.high += codes.high_stride;
   }
 }
 
-// Decodes, as stored, columns first_col .. end_col - 1, a multiple of 16, of a block of rows:
+// Decodes, as stored, columns first_col .. end_col - 1, multiples of 16, of a block of rows:
 // element (i, c) to out[stride * i + c - first_col].
 KVARN_NOINLINE void decode_rows(const_tile_view tile, int row, int rows, int first_col, int end_col,
                                 float* out, std::ptrdiff_t stride) {
@@ -151,16 +149,28 @@ KVARN_NOINLINE void decode_rows(const_tile_view tile, int row, int rows, int fir
   for (int r = 0; r < within + rows; r += 16)
     store(scale + r,
           decode_scales(tile.data + layout.scale_offset() + row - within + r, layout.scale));
-  for (int c = first_col; c < end_col; c += 16, out += 16) {
-    const f32 step = decode_scales(tile.data + layout.step_offset() + c, layout.scale);
-    const f32 zero = load_half(tile.data + layout.zero_offset() + 2 * c);
-    const code_block block{row, rows, c};
+  const int last = layout.planes() - 1;
+  const int width = layout.plane_bits(0);
+  code_rows codes{tile.data + layout.code_offset(0, row) + first_col * width / 8,
+                  tile.data + layout.code_offset(last, row) + first_col / 8,
+                  static_cast<std::ptrdiff_t>(layout.plane_row_bytes(0)),
+                  static_cast<std::ptrdiff_t>(layout.plane_row_bytes(last))};
+  const std::byte* steps = tile.data + layout.step_offset() + first_col;
+  const std::byte* zeros = tile.data + layout.zero_offset() + 2 * first_col;
+  for (int c = first_col; c < end_col; c += 16) {
+    const f32 step = decode_scales(steps, layout.scale);
+    const f32 zero = load_half(zeros);
     if (layout.bits == 2)
-      decode_block<2>(tile, block, step, zero, scale + within, out, stride);
+      decode_block<2>(codes, rows, step, zero, scale + within, out, stride);
     else if (layout.bits == 3)
-      decode_block<3>(tile, block, step, zero, scale + within, out, stride);
+      decode_block<3>(codes, rows, step, zero, scale + within, out, stride);
     else
-      decode_block<4>(tile, block, step, zero, scale + within, out, stride);
+      decode_block<4>(codes, rows, step, zero, scale + within, out, stride);
+    codes.low += 2 * width;
+    codes.high += 2;
+    steps += 16;
+    zeros += 32;
+    out += 16;
   }
 }
 
@@ -239,8 +249,9 @@ KVARN_NOINLINE replaced_values rotate_tokens(tokens_view<T> in, tokens_view<O> o
   replaced_values replaced;
   const float norm = hadamard_norm(head_dim);
   alignas(64) float vector[max_head_dim];
+  const tokens_view<const std::remove_const_t<T>> read{in.data, in.token_stride, in.channel_stride};
   for (int t = 0; t < count; ++t) {
-    const token_rows token = load_rows(in, t, 1, head_dim, vector, replaced);
+    const auto token = load_rows(read, t, 1, head_dim, vector, replaced);
     rotate_vector(token.x, vector, head_dim, norm);
     store_tokens(vector, head_dim, t, 1, out);
   }

@@ -29,44 +29,52 @@ struct encode_state {
   KVARN_ALWAYS_INLINE float* column(int c) const { return x + stride * c; }
 };
 
-// `count` tokens as floats, sanitized.
+// Vectors one after another: channel d of token t at x + stride * t + d.
+template <class T>
 struct token_rows {
-  const float* x;  // channel d of token t at x + stride * t + d
+  const T* x;
   std::ptrdiff_t stride;
 };
 
 // Whether `count` tokens hold nothing that sanitize replaces.
-KVARN_NOINLINE bool are_storable(token_rows tokens, int count, int head_dim) {
+template <class T>
+KVARN_NOINLINE bool are_storable(token_rows<T> tokens, int count, int head_dim) {
   i32 largest = set1_i32(0);
   for (int t = 0; t < count; ++t, tokens.x += tokens.stride)
     for (int d = 0; d < head_dim; d += 16)
-      largest = max(largest, magnitude_bits(load(tokens.x + d)));
+      largest = max(largest, magnitude_bits(load_channels(tokens.x + d)));
   return !any_less(set1_i32(largest_storable), largest);
 }
 
-// Tokens first .. first + count - 1: where they stand if they are floats one after another with
-// nothing to replace, else in `buffer`, count * head_dim floats.
+// Tokens first .. first + count - 1 as floats, sanitized, in `x`, count * head_dim floats.
 template <class T>
-KVARN_NOINLINE token_rows load_rows(tokens_view<T> tokens, int first, int count, int head_dim,
-                                    float* buffer, replaced_values& replaced) {
-  const T* const in = tokens.data + first * tokens.token_stride;
-  if constexpr (std::is_same_v<std::remove_const_t<T>, float>)
-    if (const token_rows rows{in, tokens.token_stride};
+KVARN_NOINLINE token_rows<float> copy_rows(tokens_view<const T> tokens, int first, int count,
+                                           int head_dim, float* x, replaced_values& replaced) {
+  const token_rows<float> rows{x, head_dim};
+  for (int t = first; t < first + count; ++t)
+    for (int d = 0; d < head_dim; d += 16, x += 16) {
+      if (tokens.channel_stride == 1)
+        store(x, load_channels(tokens.data + t * tokens.token_stride + d));
+      else
+        for (int i = 0; i < 16; ++i) x[i] = tokens.load(t, d + i);
+    }
+  if (!are_storable(rows, count, head_dim))
+    for (x -= count * head_dim; count > 0; --count)
+      for (int d = 0; d < head_dim; d += 16, x += 16) store(x, sanitize(load(x), replaced));
+  return rows;
+}
+
+// The same, in place where they are floats one after another with nothing to replace.
+template <class T>
+KVARN_ALWAYS_INLINE token_rows<float> load_rows(tokens_view<const T> tokens, int first, int count,
+                                                int head_dim, float* buffer,
+                                                replaced_values& replaced) {
+  if constexpr (std::is_same_v<T, float>)
+    if (const token_rows<float> rows{tokens.data + first * tokens.token_stride,
+                                     tokens.token_stride};
         tokens.channel_stride == 1 && are_storable(rows, count, head_dim))
       return rows;
-  const token_rows rows{buffer, head_dim};
-  for (int t = 0; t < count; ++t) {
-    float* const x = buffer + rows.stride * t;
-    if (tokens.channel_stride == 1)
-      for (int d = 0; d < head_dim; d += 16)
-        store(x + d, load_channels(in + tokens.token_stride * t + d));
-    else
-      for (int d = 0; d < head_dim; ++d) x[d] = tokens.load(first + t, d);
-  }
-  if (!are_storable(rows, count, head_dim))
-    for (int i = 0; i < count * head_dim; i += 16)
-      store(buffer + i, sanitize(load(buffer + i), replaced));
-  return rows;
+  return copy_rows(tokens, first, count, head_dim, buffer, replaced);
 }
 
 // kvarn::fold of 16 sums in each lane, into s[0].
@@ -77,9 +85,14 @@ KVARN_ALWAYS_INLINE void fold_registers(f32 (&s)[16]) {
   if constexpr (Half > 1) fold_registers<Half / 2>(s);
 }
 
-// The sum of the squares of each row, its columns times `weight`.
+// The sum of the squares of each row, its columns times `weight`; null: ones.
 KVARN_NOINLINE void sum_row_squares(const float* x, std::ptrdiff_t stride, int rows, int cols,
                                     const float* weight, float* squares) {
+  alignas(64) float ones[max_head_dim];
+  if (weight == nullptr) {
+    for (int c = 0; c < cols; c += 16) store(ones + c, set1(1.0f));
+    weight = ones;
+  }
   for (int r = 0; r < rows; r += 16) {
     f32 sums[16];
     for (int first = 0; first < 16; first += 4) {
@@ -156,12 +169,8 @@ KVARN_NOINLINE void center_scales(float* row_scale, int rows, float level) {
   for (int r = 0; r < rows; r += 16) store(row_scale + r, mul(load(row_scale + r), common));
 }
 
-// As scalar::rms_scales.
-KVARN_NOINLINE void rms_scales(const float* x, std::ptrdiff_t stride, int rows, int cols,
-                               float unit, float* row_scale) {
-  alignas(64) float ones[max_head_dim];
-  for (int c = 0; c < cols; c += 16) store(ones + c, set1(1.0f));
-  sum_row_squares(x, stride, rows, cols, ones, row_scale);
+// As scalar::rms_scales, from the sums of the squares of the rows, which row_scale holds.
+KVARN_NOINLINE void rms_scales(int rows, int cols, float unit, float* row_scale) {
   const f32 inverse_n = set1(1.0f / static_cast<float>(cols));
   for (int r = 0; r < rows; r += 16)
     store(row_scale + r, mul(sqrt(mul(load(row_scale + r), inverse_n)), set1(unit)));
@@ -196,7 +205,8 @@ KVARN_NOINLINE void load_rotated(const float* token, int head_dim, bool rotate, 
 }
 
 // Sixteen tokens to 16 rows of a column-major tile of keys.
-KVARN_NOINLINE void load_keys(token_rows tokens, int head_dim, bool rotate, float* x,
+template <class T>
+KVARN_NOINLINE void load_keys(token_rows<T> tokens, int head_dim, bool rotate, float* x,
                               std::ptrdiff_t stride) {
   alignas(64) float columns[16 * max_head_dim];
   const int block = rotate ? head_dim / hadamard_core(head_dim) : 1;
@@ -209,19 +219,27 @@ KVARN_NOINLINE void load_keys(token_rows tokens, int head_dim, bool rotate, floa
   if (rotate) rotate_columns(columns, head_dim, stages_of_transpose(block), x, stride);
 }
 
-// kvarn::detail::load_tile into a column-major tile of that stride.
+// kvarn::detail::load_tile into a column-major tile of that stride; `squares` receives the sums of
+// the squares of the rows of keys.
 template <class T>
-void load_tile(tokens_view<T> tokens, const tile_layout& layout, bool rotate, float* x,
-               std::ptrdiff_t stride, replaced_values& replaced) {
+void load_tile(tokens_view<const T> tokens, const tile_layout& layout, bool rotate, float* x,
+               std::ptrdiff_t stride, float* squares, replaced_values& replaced) {
   const int head_dim = layout.head_dim;
   alignas(64) float buffer[16 * max_head_dim];
   for (int t = 0; t < layout.group; t += 16) {
-    const token_rows rows = load_rows(tokens, t, 16, head_dim, buffer, replaced);
-    if (layout.kind == tile_kind::key)
-      load_keys(rows, head_dim, rotate, x + t, stride);
-    else
+    if (layout.kind == tile_kind::value) {
+      const auto rows = load_rows(tokens, t, 16, head_dim, buffer, replaced);
       for (int i = 0; i < 16; ++i)
         load_rotated(rows.x + rows.stride * i, head_dim, rotate, 1.0f, x + stride * (t + i));
+      continue;
+    }
+    if (const token_rows<T> rows{tokens.data + t * tokens.token_stride, tokens.token_stride};
+        tokens.channel_stride == 1 && are_storable(rows, 16, head_dim))
+      load_keys(rows, head_dim, rotate, x + t, stride);
+    else
+      load_keys(copy_rows(tokens, t, 16, head_dim, buffer, replaced), head_dim, rotate, x + t,
+                stride);
+    sum_row_squares(x + t, stride, 16, head_dim, nullptr, squares + t);
   }
 }
 

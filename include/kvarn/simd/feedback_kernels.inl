@@ -144,10 +144,12 @@ replaced_values add_queries(tokens_view<T> queries, int count, bool rotate, int 
   constexpr int at_once = 32;
   alignas(64) float vectors[at_once * max_head_dim];
   const float norm = hadamard_norm(head_dim);
+  const tokens_view<const std::remove_const_t<T>> read{queries.data, queries.token_stride,
+                                                       queries.channel_stride};
   replaced_values replaced;
   for (int first = 0; first < count; first += at_once) {
     const int several = count - first < at_once ? count - first : at_once;
-    const token_rows rows = load_rows(queries, first, several, head_dim, vectors, replaced);
+    const auto rows = load_rows(read, first, several, head_dim, vectors, replaced);
     for (int i = 0; i < several; ++i)
       load_rotated(rows.x + rows.stride * i, head_dim, rotate, norm,
                    vectors + static_cast<std::ptrdiff_t>(i) * head_dim);

@@ -60,10 +60,9 @@ KVARN_ALWAYS_INLINE void rotate_registers(const float* in, float* out, float nor
   for (int i = 0; i < Count; ++i) store(out + 16 * i, mul(r[i], set1(norm)));
 }
 
-// The longest vector that stays in registers, times norm.
-inline constexpr int run_length = 16 * vectors_in_registers;
-KVARN_NOINLINE void rotate_run(const float* in, float* out, float norm) {
-  rotate_registers<vectors_in_registers>(in, out, norm);
+// 128 channels, times norm.
+KVARN_NOINLINE void rotate_128(const float* in, float* out, float norm) {
+  rotate_registers<8>(in, out, norm);
 }
 
 // n = core * block channels with block 4, 8 or 16, times norm.
@@ -82,11 +81,10 @@ KVARN_NOINLINE void rotate_with_core(const float* in, float* out, int n, int cor
   for (int i = 0; i < n; i += 16) store(out + i, mul(load(buffer + i), set1(norm)));
 }
 
-// A power of two of channels, at least 2 * run_length, times norm: runs in registers, then one
-// stage after another.
-KVARN_NOINLINE void rotate_runs(const float* in, float* out, int n, float norm) {
-  for (int i = 0; i < n; i += run_length) rotate_run(in + i, out + i, 1.0f);
-  for (int half = run_length; half < n; half *= 2) {
+// A power of two of at least 256 channels, times norm: 128 at a time, then one stage after another.
+KVARN_NOINLINE void rotate_long(const float* in, float* out, int n, float norm) {
+  for (int i = 0; i < n; i += 128) rotate_128(in + i, out + i, 1.0f);
+  for (int half = 128; half < n; half *= 2) {
     const f32 factor = set1(2 * half == n ? norm : 1.0f);
     for (int block = 0; block < n; block += 2 * half)
       for (int i = block; i < block + half; i += 16) {
@@ -102,12 +100,12 @@ KVARN_NOINLINE void rotate_runs(const float* in, float* out, int n, float norm) 
 KVARN_NOINLINE void rotate_vector(const float* in, float* out, int n, float norm) {
   const int core = hadamard_core(n);
   KVARN_ASSERT(core != 0);
-  if constexpr (run_length != 64)
-    if (n == 64) return rotate_registers<4>(in, out, norm);
-  if (n == run_length) {
-    rotate_run(in, out, norm);
-  } else if (core == 1 && n >= 2 * run_length && n <= max_head_dim) {
-    rotate_runs(in, out, n, norm);
+  if (n == 128) {
+    rotate_128(in, out, norm);
+  } else if (n == 64) {
+    rotate_registers<4>(in, out, norm);
+  } else if (core == 1 && n >= 256 && n <= max_head_dim) {
+    rotate_long(in, out, n, norm);
   } else if (core != 1 && n % 16 == 0 && n / core <= 16) {
     rotate_with_core(in, out, n, core, norm);
   } else {

@@ -306,9 +306,7 @@ KVARN_ALWAYS_INLINE f32 fold_each(const f32 (&r)[16]) { return reduce_each<reduc
 KVARN_ALWAYS_INLINE f32 min_each(const f32 (&r)[16]) { return reduce_each<reduction::minimum>(r); }
 KVARN_ALWAYS_INLINE f32 max_each(const f32 (&r)[16]) { return reduce_each<reduction::maximum>(r); }
 
-// How rotations are cut: a vector of 16 * vectors_in_registers channels stays in registers; of 16
-// vectors at once all 16, or only a few.
-inline constexpr int vectors_in_registers = 4;
+// How 16 vectors are rotated: all in registers, or a few at a time.
 inline constexpr bool holds_16_vectors = false;
 inline constexpr int odd_radix = 8;
 
