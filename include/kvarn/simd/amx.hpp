@@ -86,18 +86,15 @@ class tile_sums {
       // Sums of both planes meet in one tile: the codes of a plane come shifted to their place.
       for (int plane = 0; plane < layout.planes(); ++plane) {
         const std::byte* const next = tile.data + layout.code_offset(plane, first + row) + ahead;
-        for (std::size_t i = 0; i < layout.plane_row_bytes(plane) * static_cast<std::size_t>(count);
-             i += cache_line)
-          prefetch(next + i);
         transpose_words(tile, plane, first + row, count, words);
         lane_words* const out = codes + plane * plane_quads(layout);
         const int word_count = words_of_row(layout, plane);
         if (layout.bits == 4)
-          cut_codes<4, 0>(words, word_count, count, out, block_quads);
+          cut_codes<4, 0>(words, word_count, count, next, out, block_quads);
         else if (plane == 0)
-          cut_codes<2, 0>(words, word_count, count, out, block_quads);
+          cut_codes<2, 0>(words, word_count, count, next, out, block_quads);
         else
-          cut_codes<1, 2>(words, word_count, count, out, block_quads);
+          cut_codes<1, 2>(words, word_count, count, next, out, block_quads);
       }
       multiply(layout, operands, columns, codes, count / tile_rows, sums[0] + row);
     }
@@ -118,13 +115,16 @@ class tile_sums {
   }
 
   // Quads of the codes of a plane of Width bits, times 2^Shift, block after block of rows.
+  // Prefetches as many bytes from `next` on.
   template <int Width, int Shift>
-  static void cut_codes(const lane_words* in, int word_count, int rows, lane_words* out,
-                        int block_quads) {
+  static void cut_codes(const lane_words* in, int word_count, int rows, const std::byte* next,
+                        lane_words* out, int block_quads) {
     const code_cutter cutter(Width, Shift);
     for (int row = 0; row < rows; row += tile_rows) {
       for (int j = 0; j < word_count; ++j) {
         words word = load_words(in[j]);
+        prefetch(next);
+        next += sizeof(*in);
         KVARN_UNROLL
         for (int s = 0; s < 8 / Width; ++s)
           store_words(out[8 / Width * j + s], cutter.cut(word, s));

@@ -120,7 +120,7 @@ KVARN_ALWAYS_INLINE f32 soft_capped(f32 score, float cap) {
 }
 
 // Caps `group` scores, a multiple of 16, and masks those outside [first, end). Returns 16 maxima.
-inline f32 cap_and_mask(float* scores, int first, int end, int group, float cap) {
+KVARN_NOINLINE f32 cap_and_mask(float* scores, int first, int end, int group, float cap) {
   if (cap != 0.0f)
     for (int t = 0; t < group; t += 16) store(scores + t, soft_capped(load(scores + t), cap));
   for (int t = 0; t < first; ++t) scores[t] = minus_infinity;
@@ -131,7 +131,7 @@ inline f32 cap_and_mask(float* scores, int first, int end, int group, float cap)
 }
 
 // Turns `group` scores into weights 2^(score - maximum), as scalar::weigh. Returns 16 sums.
-KVARN_ALWAYS_INLINE f32 weigh(float* scores, float maximum, int group) {
+KVARN_NOINLINE f32 weigh(float* scores, float maximum, int group) {
   const f32 shift = set1(maximum);
   f32 total = set1(0.0f);
   for (int t = 0; t < group; t += 16) {
@@ -251,59 +251,59 @@ inline void attend_sealed(const cache_format& format, const sealed_group* groups
 
 // Sixteen channels of a token as floats.
 template <class T>
-KVARN_ALWAYS_INLINE f32 load_channels(tokens_view<const T> tokens, int token, int channel) {
-  if (tokens.channel_stride == 1)
-    return load_channels(tokens.data + token * tokens.token_stride + channel);
+KVARN_NOINLINE f32 gather_channels(tokens_view<const T> tokens, int token, int channel) {
   float x[16];
   for (int i = 0; i < 16; ++i) x[i] = tokens.load(token, channel + i);
   return load(x);
 }
+template <class T>
+KVARN_ALWAYS_INLINE f32 load_channels(tokens_view<const T> tokens, int token, int channel) {
+  return tokens.channel_stride == 1
+             ? load_channels(tokens.data + token * tokens.token_stride + channel)
+             : gather_channels(tokens, token, channel);
+}
 
-// Inner products of `Heads` queries with the keys of tokens 0 .. count - 1 from `start` on.
-template <int Heads, class T>
+// Rows that go through exact tokens together. Fewer are filled up with copies of the first.
+inline constexpr int exact_rows = 4;
+
+// Inner products of the queries with the keys of tokens 0 .. count - 1 from `start` on.
+template <class T>
 void score_exact(tokens_view<const T> keys, int start, int count, int head_dim,
                  const float* const* queries, float (*scores)[exact_block]) {
-  constexpr int tokens = 16 / Heads;
-  for (int t = 0; t < count; t += tokens) {
-    f32 sums[16];
+  for (int t = 0; t < count; t += 4) {
+    f32 sums[4 * exact_rows];
     KVARN_UNROLL
-    for (int i = 0; i < 16; ++i) sums[i] = set1(0.0f);
-    for (int d = 0; d < head_dim; d += 16) {
-      f32 query[Heads];
+    for (f32& sum : sums) sum = set1(0.0f);
+    for (int d = 0; d < head_dim; d += 16) KVARN_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int token = t + i < count ? t + i : count - 1;
+      const f32 key = load_channels(keys, start + token, d);
       KVARN_UNROLL
-      for (int h = 0; h < Heads; ++h) query[h] = load(queries[h] + d);
-      KVARN_UNROLL
-      for (int i = 0; i < tokens; ++i) {
-        const int token = t + i < count ? t + i : count - 1;
-        const f32 key = load_channels(keys, start + token, d);
-        KVARN_UNROLL
-        for (int h = 0; h < Heads; ++h)
-          sums[tokens * h + i] = fma(query[h], key, sums[tokens * h + i]);
-      }
+      for (int h = 0; h < exact_rows; ++h)
+        sums[4 * h + i] = fma(load(queries[h] + d), key, sums[4 * h + i]);
     }
     alignas(64) float totals[16];
     store(totals, fold_each(sums));
-    for (int h = 0; h < Heads; ++h)
-      std::memcpy(scores[h] + t, totals + tokens * h, tokens * sizeof(float));
+    for (int h = 0; h < exact_rows; ++h) std::memcpy(scores[h] + t, totals + 4 * h, 16);
   }
 }
 
 // values[h] = sum over tokens first .. end - 1, in order, of weights[h][t] times the token's
 // values.
-template <int Heads, class T>
+template <class T>
 void sum_exact(tokens_view<const T> tokens, int start, int first, int end, int dim,
                const float (*weights)[exact_block], float (*values)[max_head_dim]) {
   for (int d = 0; d < dim; d += 16) {
-    f32 sums[Heads];
+    f32 sums[exact_rows];
     KVARN_UNROLL
-    for (int h = 0; h < Heads; ++h) sums[h] = set1(0.0f);
+    for (f32& sum : sums) sum = set1(0.0f);
     for (int t = first; t < end; ++t) {
       const f32 value = load_channels(tokens, start + t, d);
       KVARN_UNROLL
-      for (int h = 0; h < Heads; ++h) sums[h] = fma(set1(weights[h][t]), value, sums[h]);
+      for (int h = 0; h < exact_rows; ++h) sums[h] = fma(set1(weights[h][t]), value, sums[h]);
     }
     KVARN_UNROLL
-    for (int h = 0; h < Heads; ++h) store(values[h] + d, sums[h]);
+    for (int h = 0; h < exact_rows; ++h) store(values[h] + d, sums[h]);
   }
 }
 
@@ -319,28 +319,28 @@ inline void join_row(attention_row& row, const attention_row& later, int dim) {
     store(row.values + d, fma(load(row.values + d), first, mul(load(later.values + d), second)));
 }
 
-// Takes `heads` rows, at most Heads, that see the same tokens through one block.
-template <int Heads, class T>
+// Takes `count` tokens from `start` on, at most exact_block, into rows that see the same of them.
+template <class T>
 void attend_exact_block(const cache_format& format, const exact_tokens<T>& tokens, int start,
-                        int count, float cap, attention_row* rows, int heads) {
+                        int count, float cap, attention_row* rows, int row_count) {
   const visible_range visible(rows[0], tokens.position + start, count);
   if (visible.empty()) return;
-  alignas(64) float scores[Heads][exact_block];
-  alignas(64) float values[Heads][max_head_dim];
-  const float* queries[Heads];
-  for (int h = 0; h < Heads; ++h) queries[h] = rows[h < heads ? h : 0].query;
-  score_exact<Heads>(tokens.keys, start, count, format.key_head_dim, queries, scores);
-  attention_row parts[Heads];
-  for (int h = 0; h < heads; ++h) {
+  alignas(64) float scores[exact_rows][exact_block];
+  alignas(64) float values[exact_rows][max_head_dim];
+  const float* queries[exact_rows];
+  for (int h = 0; h < exact_rows; ++h) queries[h] = rows[h < row_count ? h : 0].query;
+  score_exact(tokens.keys, start, count, format.key_head_dim, queries, scores);
+  attention_row parts[exact_rows];
+  const int padded = (count + 15) / 16 * 16;
+  for (int h = 0; h < exact_rows; ++h) {
     parts[h].values = values[h];
-    const int padded = (count + 15) / 16 * 16;
     const f32 largest = cap_and_mask(scores[h], visible.first, visible.end, padded, cap);
     parts[h].maximum = max_lane(largest);
     parts[h].sum = fold(weigh(scores[h], parts[h].maximum, padded));
   }
-  sum_exact<Heads>(tokens.values, start, visible.first, visible.end, format.value_head_dim, scores,
-                   values);
-  for (int h = 0; h < heads; ++h) join_row(rows[h], parts[h], format.value_head_dim);
+  sum_exact(tokens.values, start, visible.first, visible.end, format.value_head_dim, scores,
+            values);
+  for (int h = 0; h < row_count; ++h) join_row(rows[h], parts[h], format.value_head_dim);
 }
 
 // As scalar::attend_exact.
@@ -351,16 +351,13 @@ void attend_exact(const cache_format& format, const exact_tokens<T>& tokens, flo
     const int left = tokens.count - start;
     const int count = left < exact_block ? left : exact_block;
     for (int row = 0; row < row_count;) {
-      int heads = 1;
-      while (heads < 4 && row + heads < row_count &&
-             rows[row + heads].first_visible == rows[row].first_visible &&
-             rows[row + heads].end_visible == rows[row].end_visible)
-        ++heads;
-      if (heads == 1)
-        attend_exact_block<1>(format, tokens, start, count, cap, rows + row, heads);
-      else
-        attend_exact_block<4>(format, tokens, start, count, cap, rows + row, heads);
-      row += heads;
+      int together = 1;
+      while (together < exact_rows && row + together < row_count &&
+             rows[row + together].first_visible == rows[row].first_visible &&
+             rows[row + together].end_visible == rows[row].end_visible)
+        ++together;
+      attend_exact_block(format, tokens, start, count, cap, rows + row, together);
+      row += together;
     }
   }
 }
