@@ -466,7 +466,7 @@ class model_driver {
                 {queries.data() + at * key_dim, key_dim}, 1, 1, length - tokens + t},
             memory.memory, own,
             kvarn::tokens_view<float>{expected.data() + at * value_dim, value_dim},
-            expected_lse.data() + head * tokens + t,
+            expected_lse.data() + at,
             workspace_.floats(kvarn::attention_workspace(memory.memory.format)));
       }
     }

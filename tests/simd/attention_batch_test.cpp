@@ -105,4 +105,45 @@ TEST(AttentionBatch, GivesTheBitsOfOneCall) {
   }
 }
 
+// Queries, outputs and sums of each query token with gaps between them, as where a task takes some
+// of the query heads of [tokens][query_heads][head_dim].
+TEST(AttentionBatch, QueryTokensMayStandApart) {
+  shape s;
+  s.format = {64, 80, 64, 2, 2, kvarn::scale_type::ue5m3};
+  s.tokens = 7;
+  s.heads = 3;
+  scene<float16> together(s);
+  const auto options = options_of(together, 8);
+  const outputs expected = run(together, options, target::scalar);
+  constexpr int query_gap = 2 * 64 + 1, out_gap = 80 + 5, lse_gap = 2;
+
+  std::vector<float> queries;
+  for (int t = 0; t < s.tokens; ++t) {
+    const auto from = together.queries().begin() + t * s.heads * 64;
+    queries.insert(queries.end(), from, from + s.heads * 64);
+    queries.insert(queries.end(), query_gap, kPoison);
+  }
+  std::vector<float> out(static_cast<std::size_t>(s.tokens * (s.heads * 80 + out_gap)), -77.0f);
+  std::vector<float> lse(static_cast<std::size_t>(s.tokens * (s.heads + lse_gap)), -77.0f);
+  auto task = together.make_task(options, out.data(), lse.data());
+  task.queries.vectors.data = queries.data();
+  task.queries.token_gap = query_gap;
+  task.out_token_gap = out_gap;
+  task.lse_token_gap = lse_gap;
+  std::vector<float> workspace(kvarn::attention_workspace(s.format));
+  kvarn::attend(task, workspace.data());
+
+  const auto same_with_gaps = [&](const std::vector<float>& got, const std::vector<float>& want,
+                                  int size, int gap) {
+    for (int t = 0; t < s.tokens; ++t)
+      for (int i = 0; i < size + gap; ++i)
+        if (got[static_cast<std::size_t>(t * (size + gap) + i)] !=
+            (i < size ? want[static_cast<std::size_t>(t * size + i)] : -77.0f))
+          return false;
+    return true;
+  };
+  EXPECT_TRUE(same_with_gaps(out, expected.out, s.heads * 80, out_gap));
+  EXPECT_TRUE(same_with_gaps(lse, expected.lse, s.heads, lse_gap));
+}
+
 }  // namespace

@@ -14,10 +14,10 @@
 
 namespace kvarn {
 
-// One KV head of one sequence. Attends from every query to the memory: writes query (token, head)
-// to `out` token number token * heads + head, value_head_dim channels, and the log of the sum of
-// exponentiated logits in nats to lse[token * heads + head] unless lse is null. A query that sees
-// nothing gets zeros and -infinity. Not-finite query values are replaced as in keys.
+// One KV head of one sequence. Attends from every query to the memory: writes value_head_dim
+// channels per query to `out`, in the order of the queries, and the log of the sum of exponentiated
+// logits in nats to `lse` unless it is null. A query that sees nothing gets zeros and -infinity.
+// Not-finite query values are replaced as in keys.
 // Preconditions: validate(memory.format) is ok; every count fits its memory; sealed counts are in
 // [0, group]; options.softmax_scale > 0.
 template <class Q, class T, class O>
@@ -27,12 +27,20 @@ struct attention_task {
   attention_options options = {};
   tokens_view<O> out = {};
   float* lse = nullptr;
+  std::ptrdiff_t out_token_gap = 0;  // as that of the queries
+  std::ptrdiff_t lse_token_gap = 0;
 
   using query_element = Q;
   using memory_element = T;
   using output_element = O;
 
+  // Row r is the query of token r / heads and head r % heads.
   int row_count() const { return queries.tokens * queries.heads; }
+  tokens_view<const Q> query_of(int row) const {
+    return at_row(queries.vectors, queries.token_gap, row);
+  }
+  tokens_view<O> out_of(int row) const { return at_row(out, out_token_gap, row); }
+  float* lse_of(int row) const { return lse + row + row / queries.heads * lse_token_gap; }
   // The sink, the chunks of sealed groups, the tail.
   int chunk_count() const {
     return static_cast<int>((memory.sealed.size() + groups_per_chunk - 1) / groups_per_chunk) + 2;
@@ -41,6 +49,13 @@ struct attention_task {
     return chunk == 0                   ? memory.sink.count == 0
            : chunk == chunk_count() - 1 ? memory.tail.count == 0
                                         : false;
+  }
+
+ private:
+  template <class V>
+  tokens_view<V> at_row(tokens_view<V> vectors, std::ptrdiff_t token_gap, int row) const {
+    vectors.data += row / queries.heads * token_gap;
+    return vectors.from(row);
   }
 };
 
@@ -116,7 +131,7 @@ void attend_rows(const functions_for<Task>& kernels, const Task& task, int first
   for (int i = 0; i < count; ++i) {
     const int index = first_row + i;
     float* const query = queries + std::ptrdiff_t{i} * format.key_head_dim;
-    kernels.prepare_query(task.queries.vectors, index, format.key_head_dim, task.options, query);
+    kernels.prepare_query(task.query_of(index), 0, format.key_head_dim, task.options, query);
     attention_row& row = rows[i];
     row.query = query;
     row.end_visible = task.queries.position + index / task.queries.heads + 1;
@@ -155,9 +170,9 @@ void finish_rows(const functions_for<Task>& kernels, const Task& task, int first
     const int index = first_row + i;
     if (task.options.sink_logits != nullptr)
       kernels.join_sink_logit(total, task.options.sink_logits[index % task.queries.heads], dim);
-    kernels.finish_row(total, dim, task.options.rotate_output, task.out, index);
+    kernels.finish_row(total, dim, task.options.rotate_output, task.out_of(index), 0);
     if (task.lse != nullptr)
-      task.lse[index] =
+      *task.lse_of(index) =
           total.maximum == minus_infinity ? minus_infinity : log_of(total.sum, total.maximum);
   }
 }

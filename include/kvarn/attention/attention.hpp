@@ -48,13 +48,14 @@ struct attention_memory {
 };
 
 // `tokens` consecutive query tokens with `heads` query heads each, all of which share the KV head.
-// Vector (token, head) is the view's token number token * heads + head.
+// The view has the heads of one query token after another, then those of the next one.
 template <class T>
 struct attention_queries {
   tokens_view<const T> vectors = {};
   int tokens = 1;
   int heads = 1;
-  std::int64_t position = 0;  // of the first query token
+  std::int64_t position = 0;     // of the first query token
+  std::ptrdiff_t token_gap = 0;  // elements that lie between two query tokens beyond the stride
 };
 
 struct attention_options {

@@ -144,12 +144,11 @@ class host_storage {
                              std::span<const sealed_page> pages, sealed_group* groups) const {
     const layer_info& info = at(layer);
     const layer_rows& r = rows(id, layer);
-    const std::byte* const base = pages_ + info.offset + info.format.key_offset(head);
-    const std::size_t to_values = info.format.key_layout().record_bytes();
+    const std::size_t to_keys = info.format.key_offset(head);
+    const std::size_t to_values = info.format.value_offset(head);
     for (std::size_t i = 0; i < pages.size(); ++i) {
-      const std::byte* const keys =
-          base + static_cast<std::size_t>(pages[i].page) * info.page_bytes;
-      groups[i] = {keys, keys + to_values, pages[i].position, pages[i].count};
+      const std::byte* const bytes = page(layer, pages[i].page);
+      groups[i] = {bytes + to_keys, bytes + to_values, pages[i].position, pages[i].count};
     }
     return {info.format, exact(r.sink, head, 0, extent.sink_count),
             std::span<const sealed_group>(groups, pages.size()),

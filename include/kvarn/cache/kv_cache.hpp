@@ -46,7 +46,7 @@ struct cache_queries {
   heads_view<const Q> queries;  // [tokens][query_heads][key head_dim]
   heads_view<O> out;            // [tokens][query_heads][value head_dim]
   int tokens = 1;
-  float* lse = nullptr;        // [query_heads][tokens]: log of the sum of exponentials; or null
+  float* lse = nullptr;        // [tokens][query_heads]: log of the sum of exponentials; or null
   std::int64_t position = -1;  // of the first query token; -1: they are the tokens appended last
 };
 
@@ -287,16 +287,14 @@ class kv_cache {
       return bad_value("number of queries", static_cast<std::int64_t>(queries.size()),
                        "there are " + std::to_string(ids.size()) + " sequences");
     std::size_t group_count = 0;
-    std::size_t task_count = 0;
     const auto kv_heads = static_cast<std::size_t>(s().storage.shape().kv_heads);
     for (std::size_t i = 0; i < ids.size(); ++i) {
       if (status bad = check_queries(ids[i], layer, queries[i], options); !bad.ok())
         return {bad.code(), "sequence " + std::to_string(i) + ": " + bad.message()};
       group_count += s().table.pages(ids[i]).size() * kv_heads;
-      task_count += queries[i].tokens == 1 ? kv_heads : static_cast<std::size_t>(s().query_heads);
     }
     std::vector<attention_task<Q, T, O>> tasks;
-    tasks.reserve(task_count);
+    tasks.reserve(ids.size() * kv_heads);
     sealed_group* groups = workspace.groups(group_count);
     for (std::size_t i = 0; i < ids.size(); ++i) {
       const std::size_t pages = s().table.pages(ids[i]).size();
@@ -472,25 +470,18 @@ class kv_cache {
     const int shared = s().query_heads / kv_heads;
     const std::int64_t position = q.position >= 0 ? q.position : extent.length - q.tokens;
     for (int head = 0; head < kv_heads; ++head) {
+      const int first = head * shared;
       attention_task<Q, T, O> task;
+      task.queries = {q.queries.token(0, first), q.tokens, shared, position,
+                      q.queries.token_stride - shared * q.queries.head_stride};
       task.memory = s().storage.memory(id, layer, head, extent, pages, groups(head));
       task.options = options;
-      // One stride walks the query heads of one token, or the tokens of one query head.
-      const int first = head * shared;
-      for (int i = 0; i < (q.tokens == 1 ? 1 : shared); ++i) {
-        const int query_head = first + i;
-        if (q.tokens == 1) {
-          task.queries = {q.queries.token(0, first), 1, shared, position};
-          task.out = q.out.token(0, first);
-        } else {
-          task.queries = {q.queries.head(query_head), q.tokens, 1, position};
-          task.out = q.out.head(query_head);
-        }
-        if (options.sink_logits != nullptr)
-          task.options.sink_logits = options.sink_logits + query_head;
-        if (q.lse != nullptr) task.lse = q.lse + std::ptrdiff_t{query_head} * q.tokens;
-        visit(task);
-      }
+      if (options.sink_logits != nullptr) task.options.sink_logits = options.sink_logits + first;
+      task.out = q.out.token(0, first);
+      task.out_token_gap = q.out.token_stride - shared * q.out.head_stride;
+      if (q.lse != nullptr) task.lse = q.lse + first;
+      task.lse_token_gap = s().query_heads - shared;
+      visit(task);
     }
   }
 
