@@ -77,6 +77,7 @@ int main(int argc, char** argv) try {
   kvarn_bench::add_hadamard(line.set);
   kvarn_bench::add_encode(line.set);
   kvarn_bench::add_decode(line.set);
+  kvarn_bench::add_cache(line.set);
 
   kvarn_bench::table_report table;
   kvarn_bench::json_report json;

@@ -11,5 +11,6 @@ void add_attention(benchmark_set set);
 void add_hadamard(benchmark_set set);
 void add_encode(benchmark_set set);
 void add_decode(benchmark_set set);
+void add_cache(benchmark_set set);
 
 }  // namespace kvarn_bench

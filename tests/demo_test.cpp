@@ -43,22 +43,6 @@ class temporary_folder {
   fs::path path_;
 };
 
-void write_npy(const fs::path& path, const std::vector<std::size_t>& shape,
-               const std::vector<float>& values) {
-  std::string extents;
-  for (const std::size_t extent : shape) extents += std::to_string(extent) + ", ";
-  const std::string header =
-      "{'descr': '<f4', 'fortran_order': False, 'shape': (" + extents + "), }\n";
-  std::ofstream file(path, std::ios::binary);
-  file << "\x93NUMPY" << '\1' << '\0' << static_cast<char>(header.size() & 0xff)
-       << static_cast<char>(header.size() >> 8) << header;
-  for (const float value : values) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    for (int i = 0; i < 4; ++i) file << static_cast<char>((bits >> (8 * i)) & 0xff);
-  }
-}
-
 std::vector<float> normal_values(std::size_t count, std::uint64_t seed) {
   kvarn_test::gaussian_source random(seed);
   std::vector<float> values(count);
@@ -80,9 +64,10 @@ kvarn_demo::head make_head(std::size_t tokens, std::size_t value_dim, std::size_
 }
 
 void write_head(const fs::path& folder, const kvarn_demo::head& h) {
-  write_npy(folder / (h.name + ".k.npy"), {h.tokens, h.key_dim}, h.keys);
-  write_npy(folder / (h.name + ".v.npy"), {h.tokens, h.value_dim}, h.values);
-  write_npy(folder / (h.name + ".q.npy"), {h.tokens, h.query_heads, h.key_dim}, h.queries);
+  kvarn_test::write_npy(folder / (h.name + ".k.npy"), {h.tokens, h.key_dim}, h.keys);
+  kvarn_test::write_npy(folder / (h.name + ".v.npy"), {h.tokens, h.value_dim}, h.values);
+  kvarn_test::write_npy(folder / (h.name + ".q.npy"), {h.tokens, h.query_heads, h.key_dim},
+                        h.queries);
 }
 
 struct outcome {
@@ -320,26 +305,26 @@ std::vector<refusal> refusals() {
       {"ThreeDimensionsOfKeys",
        [](const fs::path& data, const head& h) {
          write_head(data, h);
-         write_npy(data / "made.up.k.npy", {h.tokens, 1, h.key_dim}, h.keys);
+         kvarn_test::write_npy(data / "made.up.k.npy", {h.tokens, 1, h.key_dim}, h.keys);
        },
        {"made.up.k.npy: shape is [384, 1, 64]"}},
       {"FewerValues",
        [](const fs::path& data, head h) {
          write_head(data, h);
          h.values.resize(383 * h.value_dim);
-         write_npy(data / "made.up.v.npy", {383, h.value_dim}, h.values);
+         kvarn_test::write_npy(data / "made.up.v.npy", {383, h.value_dim}, h.values);
        },
        {"made.up.v.npy: 383 tokens", "made.up.k.npy has 384"}},
       {"QueriesOfAnotherHeadDim",
        [](const fs::path& data, const head& h) {
          write_head(data, h);
-         write_npy(data / "made.up.q.npy", {h.tokens, 1, 2 * h.key_dim}, h.queries);
+         kvarn_test::write_npy(data / "made.up.q.npy", {h.tokens, 1, 2 * h.key_dim}, h.queries);
        },
        {"made.up.q.npy: shape is [384, 1, 128]", "[384, query heads, 64]"}},
       {"MoreQueries",
        [](const fs::path& data, const head& h) {
          write_head(data, h);
-         write_npy(data / "made.up.q.npy", {2 * h.tokens, 1, h.key_dim}, h.queries);
+         kvarn_test::write_npy(data / "made.up.q.npy", {2 * h.tokens, 1, h.key_dim}, h.queries);
        },
        {"made.up.q.npy: shape is [768, 1, 64]", "[384, query heads, 64]"}},
       {"HeadDimOfKeys",

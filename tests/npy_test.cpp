@@ -11,7 +11,11 @@
 #include <string>
 #include <vector>
 
+#include "support/npy_files.hpp"
+
 namespace {
+
+using kvarn_test::npy;
 
 // A file in the temporary directory that is gone after the test.
 class temporary_file {
@@ -29,18 +33,6 @@ class temporary_file {
  private:
   std::string path_;
 };
-
-std::string npy(const std::string& header, const std::string& data, int major = 1) {
-  std::string bytes = "\x93NUMPY";
-  bytes += {static_cast<char>(major), '\0'};
-  for (int i = 0; i < (major == 1 ? 2 : 4); ++i)
-    bytes += static_cast<char>((header.size() >> (8 * i)) & 0xff);
-  return bytes + header + data;
-}
-
-std::string header(const std::string& descr, const std::string& shape) {
-  return "{'descr': '" + descr + "', 'fortran_order': False, 'shape': " + shape + ", }   \n";
-}
 
 const std::string ones_f4("\x00\x00\x80\x3f\x00\x00\x80\x3f", 8);  // 1, 1
 
@@ -65,7 +57,7 @@ using shape = std::vector<std::size_t>;
 
 TEST(Npy, Float32) {
   const std::string data("\x00\x00\x80\x3f\x00\x00\x00\xc0", 8);
-  const auto array = read(npy(header("<f4", "(2,)"), data));
+  const auto array = read(npy(kvarn_test::npy_header("<f4", "(2,)"), data));
   EXPECT_EQ(array.shape, shape{2});
   EXPECT_EQ(array.values, (std::vector<float>{1, -2}));
 }
@@ -73,7 +65,7 @@ TEST(Npy, Float32) {
 TEST(Npy, Float16InFormat2) {
   // 1, -2, 65504, 2^-24, 0, 0.333...
   const std::string data("\x00\x3c\x00\xc0\xff\x7b\x01\x00\x00\x00\x55\x35", 12);
-  const auto array = read(npy(header("<f2", "(1, 2, 1, 3)"), data, 2));
+  const auto array = read(npy(kvarn_test::npy_header("<f2", "(1, 2, 1, 3)"), data, 2));
   EXPECT_EQ(array.shape, (shape{1, 2, 1, 3}));
   EXPECT_EQ(array.values, (std::vector<float>{1, -2, 65504, 0x1p-24f, 0, 0x1.554p-2f}));
 }
@@ -87,7 +79,7 @@ TEST(Npy, RefusesOtherFiles) {
   EXPECT_EQ(refusal(""), "ends within the npy signature: 8 bytes expected, 0 left");
   EXPECT_NE(refusal("\x93NUM").find("ends within the npy signature"), std::string::npos);
   EXPECT_NE(refusal("PK\x03\x04 a zip file").find("does not start with"), std::string::npos);
-  EXPECT_NE(refusal(npy(header("<f4", "(2,)"), ones_f4, 3)).find("format is 3.0"),
+  EXPECT_NE(refusal(npy(kvarn_test::npy_header("<f4", "(2,)"), ones_f4, 3)).find("format is 3.0"),
             std::string::npos);
   EXPECT_THROW(kvarn_examples::read_npy(testing::TempDir() + "no such file"), std::runtime_error);
   EXPECT_THROW(kvarn_examples::read_npy(testing::TempDir()), std::runtime_error);
@@ -95,7 +87,8 @@ TEST(Npy, RefusesOtherFiles) {
 
 TEST(Npy, RefusesOtherTypesAndOrders) {
   for (const std::string descr : {"<f8", ">f4", ">f2", "<i4", "|u1", "f4", ""})
-    EXPECT_NE(refusal(npy(header(descr, "(2,)"), ones_f4)).find("descr is '" + descr + "'"),
+    EXPECT_NE(refusal(npy(kvarn_test::npy_header(descr, "(2,)"), ones_f4))
+                  .find("descr is '" + descr + "'"),
               std::string::npos);
   EXPECT_NE(refusal(npy("{'descr': '<f4', 'fortran_order': True, 'shape': (2,), }", ones_f4))
                 .find("fortran_order is True"),
@@ -103,7 +96,7 @@ TEST(Npy, RefusesOtherTypesAndOrders) {
 }
 
 TEST(Npy, RefusesEveryTruncation) {
-  const std::string whole = npy(header("<f4", "(2,)"), ones_f4);
+  const std::string whole = npy(kvarn_test::npy_header("<f4", "(2,)"), ones_f4);
   EXPECT_EQ(refusal(whole), "read");
   for (std::size_t size = 0; size < whole.size(); ++size)
     EXPECT_NE(refusal(whole.substr(0, size)), "read") << size;
@@ -113,7 +106,7 @@ TEST(Npy, RefusesEveryTruncation) {
 
 TEST(Npy, RefusesHostileSizes) {
   const auto of_shape = [&](const std::string& text) {
-    return refusal(npy(header("<f4", text), ones_f4));
+    return refusal(npy(kvarn_test::npy_header("<f4", text), ones_f4));
   };
   EXPECT_NE(of_shape("(4294967296, 4294967296)").find("extent 4294967296 needs more"),
             std::string::npos);

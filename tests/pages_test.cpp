@@ -69,14 +69,17 @@ std::set<std::string> links_of(const std::string& page) {
   return links;
 }
 
-TEST(Pages, ReadmeExampleIsTheCompiledFile) {
-  const std::string file = read_file(root / "examples/readme_example.cpp");
-  const std::size_t first = file.find("#include");
-  const std::size_t end = file.find("// End of the example of README.md.\n");
-  ASSERT_NE(end, std::string::npos);
+TEST(Pages, ReadmeExamplesAreTheCompiledFiles) {
   const auto blocks = blocks_of(read_file(root / "README.md"), "cpp");
-  ASSERT_EQ(blocks.size(), 1u);
-  EXPECT_EQ(blocks[0], file.substr(first, end - first));
+  ASSERT_EQ(blocks.size(), 2u);
+  const char* const files[] = {"examples/readme_example.cpp", "examples/readme_cache_example.cpp"};
+  for (std::size_t i = 0; i < 2; ++i) {
+    const std::string file = read_file(root / files[i]);
+    const std::size_t first = file.find("#include");
+    const std::size_t end = file.find("// End of the example of README.md.\n");
+    ASSERT_NE(end, std::string::npos);
+    EXPECT_EQ(blocks[i], file.substr(first, end - first));
+  }
 }
 
 // Every row | method | bits | KL | output error | of the README whose method the demo has.

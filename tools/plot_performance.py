@@ -94,6 +94,25 @@ def ratio(run):
     return f"{run['fp16_ratio']:.2f}" if "fp16_ratio" in run else ""
 
 
+def print_cache(medians):
+    """The cache beside the bare work below it, which cache_bench.cpp measures under bare/..."""
+    rows = [(name, run, medians.get(name.replace("cache/", "bare/", 1)
+                                    .replace("bare/save", "bare/file")
+                                    .replace("bare/restore", "bare/file")))
+            for name, run in medians.items() if name.startswith("cache/")]
+    if not rows:
+        return
+    print("\n| cache | per | bare | cache | cache / bare | beyond, ns | GB/s |")
+    print("|---|---|---|---|---|---|---|")
+    for name, run, bare in rows:
+        speed = f"{run['bytes_per_second'] * 1e-9:.1f}" if "bytes_per_second" in run else ""
+        below = ["", "", ""] if bare is None else [
+            f"{digits(bare['ns'])} ns", f"{run['ns'] / bare['ns']:.3f}",
+            "" if speed else digits(run["ns"] - bare["ns"])]
+        print(f"| {name.partition('/')[2]} | {run.get('label', '')} | {below[0]} "
+              f"| {digits(run['ns'])} ns | {below[1]} | {below[2]} | {speed} |")
+
+
 def print_tables(medians, context):
     print("| what | goal | measured | of floor | FP16 x | |")
     print("|---|---|---|---|---|---|")
@@ -112,7 +131,10 @@ def print_tables(medians, context):
         print(f"| {what} | {'at most' if is_limit else 'at least'} {goal} | {value:.2f} | | "
               f"| {'holds' if holds else 'missed'} |")
 
+    print_cache(medians)
     for group in dict.fromkeys(name.split("/")[0] for name in medians):
+        if group in ("cache", "bare"):
+            continue
         print(f"\n### {group}\n")
         print("| benchmark | median ns | per | GB/s | of floor | FP16 x |")
         print("|---|---|---|---|---|---|")

@@ -18,6 +18,7 @@ enum class error_code {
   invalid_format,    // a size, bit width or combination that no record has
   invalid_argument,  // a value that contradicts another or is out of its range
   short_buffer,      // fewer bytes than the record, workspace or output needs
+  out_of_memory,     // an allocation failed
   invalid_data,      // bytes that no encoder of this library writes
 };
 

@@ -1,4 +1,6 @@
-// The whole library for a CPU.
+// The method for a CPU: encoding, decoding, attention. Apart from it: the cache
+// (cache/kv_cache.hpp), whose tables and locks would add a third to the time of compilation, and
+// its files (cache/cache_file.hpp), which need streams.
 #pragma once
 
 #include "attention/attend.hpp"

@@ -3,7 +3,9 @@
 // every part of the library that has functions.
 #include <cstddef>
 #include <cstdint>
+#include <kvarn/cache/cache_file.hpp>
 #include <kvarn/kvarn.hpp>
+#include <sstream>
 #include <vector>
 
 std::uint64_t LINK_UNIT();
@@ -64,5 +66,40 @@ std::uint64_t LINK_UNIT() {
     for (const float x : out) add(kvarn::bits_of(x));
     add(kvarn::bits_of(lse));
   }
+
+  // A step of two sequences in the cache, and a file.
+  kvarn::cache_config config{.layers = 1, .kv_heads = 1, .query_heads = 1, .format = format};
+  config.sink = 0;
+  config.page_count = 4;
+  config.method = kvarn::encoder::query_aware;
+  auto cache = kvarn::kv_cache<>::make(config).value();
+  kvarn::cache_workspace workspace;
+  const kvarn::sequence_id id = cache.create().value();
+  const auto keys = kvarn::token_major<const float>(tokens.data(), 1, format.key_head_dim);
+  const auto values = kvarn::token_major<const float>(tokens.data(), 1, format.value_head_dim);
+  cache.observe(id, 0, keys, 9).or_throw();
+  cache.append(id, 0, keys, values, format.group).or_throw();
+  cache.commit(id).or_throw();
+  add(static_cast<std::uint64_t>(cache.seal(id, 1, workspace).value()));
+  cache.append(id, 0, keys, values, 3).or_throw();
+  const kvarn::sequence_id fork = cache.fork(id, 100).value();
+  cache.truncate(id, format.group).or_throw();
+  float out[format.value_head_dim];
+  const kvarn::cache_queries<float, float> query{keys,
+                                                 kvarn::token_major(out, 1, format.value_head_dim)};
+  const kvarn::sequence_id ids[] = {id, fork};
+  for (const kvarn::sequence_id each : ids) {
+    cache.attend(each, 0, query, {.softmax_scale = 0.125f}, workspace).or_throw();
+    for (const float x : out) add(kvarn::bits_of(x));
+  }
+  std::stringstream file;
+  kvarn::save_sequences(cache, ids, file).or_throw();
+  kvarn::save_moments(*cache.statistics(id), file).or_throw();
+  add(kvarn::restore_sequences(cache, file).value().size());
+  const kvarn::query_factors factors(kvarn::load_moments(file).value());
+  add(kvarn::bits_of(factors.at(0, 0).upper()[1]));
+  cache.drop_oldest(id, 1).or_throw();
+  cache.free(id).or_throw();
+  add(cache.memory().total());
   return digest;
 }

@@ -317,6 +317,21 @@ TEST(KvCache, RefusedCallsSayWhy) {
   EXPECT_EQ(c.cache.length(id), 10);
 }
 
+// No page has bytes, so there is no memory to point into.
+TEST(KvCache, EveryLayerExact) {
+  const kvarn::layer_bits exact[] = {kvarn::exact_layer, kvarn::exact_layer};
+  auto config = small_config();
+  config.bits = exact;
+  test_cache<> c(config);
+  const auto id = c.create();
+  c.append(id, seeds(0, 150));
+  EXPECT_EQ(c.seal(id), 2);
+  EXPECT_EQ(c.cache.memory().pages, 0u);
+  for (int layer = 0; layer < 2; ++layer) EXPECT_LT(c.error(id, layer), 1e-3);
+  ASSERT_TRUE(c.cache.drop_oldest(id, 1).ok());
+  EXPECT_LT(c.error(id, 1), 1e-3);
+}
+
 TEST(KvCache, ConfigurationsAreChecked) {
   struct refusal {
     std::function<void(kvarn::cache_config&)> change;

@@ -3,9 +3,12 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory_resource>
+#include <new>
 #include <random>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -13,6 +16,7 @@
 
 namespace {
 
+using kvarn::error_code;
 using kvarn_test::seeds;
 using kvarn_test::small_config;
 using kvarn_test::test_cache;
@@ -172,6 +176,88 @@ TEST(CacheMemory, BudgetsAndCapacities) {
   c.append(id, seeds(0, 140));
   c.seal(id);
   EXPECT_EQ(c.cache.free_capacity(), c.cache.capacity() - 128);
+}
+
+// Fails every allocation from a given one on: by an exception, or by a null pointer.
+class failing_resource : public std::pmr::memory_resource {
+ public:
+  int left = 1 << 30;
+  bool throws = true;
+
+ private:
+  void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+    if (left-- > 0) return std::pmr::new_delete_resource()->allocate(bytes, alignment);
+    if (throws) throw std::bad_alloc();
+    return nullptr;
+  }
+  void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {
+    std::pmr::new_delete_resource()->deallocate(memory, bytes, alignment);
+  }
+  bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
+    return this == &other;
+  }
+};
+
+TEST(CacheMemory, AFailedAllocationIsAnErrorAndChangesNothing) {
+  failing_resource memory;
+  auto config = small_config();
+  config.memory = &memory;
+  config.method = kvarn::encoder::query_aware;
+  int failures = 0;
+  for (int allowed = 0;; ++allowed) {
+    memory.left = allowed;
+    memory.throws = allowed % 2 == 0;
+    const auto made = kvarn::kv_cache<>::make(config);
+    if (made.ok()) break;
+    ++failures;
+    ASSERT_EQ(made.why().code(), error_code::out_of_memory);
+  }
+  EXPECT_GE(failures, 5);
+
+  memory.left = 1 << 30;
+  test_cache<> c(config);
+  const auto id = c.create();
+  c.append(id, seeds(0, 200));
+  std::stringstream file;
+  ASSERT_TRUE(kvarn::save_sequences(c.cache, std::span(&id, 1), file).ok());
+  const auto queries = kvarn_test::token_tensor(seeds(7, 1), 0, 4, 3, 64);
+  const auto keys = kvarn_test::token_tensor(seeds(0, 300), 0, 2, 0, 64);
+  const auto view = kvarn::token_major(keys.data(), 2, 64);
+  kvarn::sequence_id fork;
+  const std::function<kvarn::status()> calls[] = {
+      [&] { return c.cache.append(id, 0, view, view, 300); },
+      [&] { return c.cache.observe(id, 0, kvarn::token_major(queries.data(), 4, 64), 1); },
+      [&] { return c.cache.seal(id, 1, c.workspace).why(); },
+      [&] {
+        auto made = c.cache.fork(id);
+        if (made.ok()) fork = made.value();
+        return made.why();
+      },
+      [&] { return c.cache.append(fork, 0, view, view, 1); },
+      [&] {
+        file.clear();
+        file.seekg(0);
+        return kvarn::restore_sequences(c.cache, file).why();
+      }};
+  for (const auto& call : calls) {
+    failures = 0;
+    const auto before = c.bytes(id);
+    const auto pages = c.cache.free_pages();
+    const auto held = c.cache.memory().statistics;
+    for (int allowed = 0;; ++allowed) {
+      memory.left = allowed;
+      memory.throws = allowed % 2 == 0;
+      const auto status = call();
+      memory.left = 1 << 30;
+      if (status.ok()) break;
+      ++failures;
+      ASSERT_EQ(status.code(), error_code::out_of_memory) << status.message();
+      ASSERT_EQ(c.bytes(id), before);
+      ASSERT_EQ(c.cache.free_pages(), pages);
+      ASSERT_EQ(c.cache.memory().statistics, held);
+    }
+    EXPECT_GE(failures, 1) << &call - calls;
+  }
 }
 
 // A page whose offset needs 33 bits and more, in a mapping that takes memory only where written.

@@ -1,9 +1,6 @@
 // libFuzzer on the driver of tests/cache/model_test.cpp: the first byte chooses the type of exact
-// rows, the others the configuration and the operations.
-//
-//   clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -I include -I tests
-//     tests/fuzz/cache_fuzz.cpp -lgtest -o cache_fuzz
-//   ./cache_fuzz -max_len=400 -max_total_time=300
+// rows, the others the configuration and the operations. Inputs of 400 bytes are long enough:
+// -max_len=400.
 #include <gtest/gtest.h>
 
 #include <cstddef>

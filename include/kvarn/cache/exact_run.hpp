@@ -98,10 +98,18 @@ class exact_run {
     if (n == 0) *this = exact_run();
   }
 
-  // Gives back memory where more than half, and more than `slack` rows, are unused.
+  // Gives back memory where more than half, and more than `slack` rows, are unused, if the smaller
+  // memory can be had.
   void shrink(const row_shape& shape, memory_account& memory, int slack) {
     if (!rows_.is_sole() || rows_->capacity <= 2 * count_ + slack) return;
+#if KVARN_EXCEPTIONS
+    try {
+      reallocate(shape, memory, rounded_up(count_));
+    } catch (const std::bad_alloc&) {
+    }
+#else
     reallocate(shape, memory, rounded_up(count_));
+#endif
   }
 
  private:

@@ -4,11 +4,10 @@
 // layer_offset(layer) + p * page_bytes(layer), in 64 bits. What belongs where is page_table's.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory_resource>
 #include <span>
-#include <vector>
 
 #include "../attention/attention.hpp"
 #include "../codec/encoder.hpp"
@@ -20,6 +19,7 @@
 #include "../simd/target.hpp"
 #include "cache_config.hpp"
 #include "exact_run.hpp"
+#include "fixed_array.hpp"
 #include "heads_view.hpp"
 #include "memory_account.hpp"
 #include "page_table.hpp"
@@ -59,21 +59,18 @@ class host_storage {
         rotate_keys_(!config.keys_rotated),
         rotate_values_(!config.values_rotated),
         memory_(&memory),
-        layers_(&memory.tables),
-        own_pages_(&memory.pages),
-        rows_(static_cast<std::size_t>(config.layers) *
-                  static_cast<std::size_t>(config.max_sequences),
-              &memory.tables) {
+        layers_(static_cast<std::size_t>(config.layers), &memory.tables),
+        rows_(layers_.size() * static_cast<std::size_t>(config.max_sequences), &memory.tables) {
     const auto pages = static_cast<std::size_t>(page_count_of(config));
     std::size_t offset = 0;
-    layers_.reserve(static_cast<std::size_t>(config.layers));
     for (int layer = 0; layer < config.layers; ++layer) {
-      layers_.push_back({format_of(config, layer), kvarn::page_bytes(config, layer), offset});
-      offset += pages * layers_.back().page_bytes;
+      const std::size_t bytes = kvarn::page_bytes(config, layer);
+      layers_[static_cast<std::size_t>(layer)] = {format_of(config, layer), bytes, offset};
+      offset += pages * bytes;
     }
     if (config.pages.empty() && offset > 0) {
       own_bytes_ = offset;
-      pages_ = static_cast<std::byte*>(own_pages_->allocate(own_bytes_, page_alignment));
+      pages_ = static_cast<std::byte*>(memory.pages.allocate(own_bytes_, page_alignment));
     } else {
       pages_ = config.pages.data();
     }
@@ -81,7 +78,7 @@ class host_storage {
   host_storage(const host_storage&) = delete;
   host_storage& operator=(const host_storage&) = delete;
   ~host_storage() {
-    if (own_bytes_ != 0) own_pages_->deallocate(pages_, own_bytes_, page_alignment);
+    if (own_bytes_ != 0) memory_->pages.deallocate(pages_, own_bytes_, page_alignment);
   }
 
   const row_shape& shape() const noexcept { return shape_; }
@@ -159,9 +156,9 @@ class host_storage {
   static constexpr std::size_t page_alignment = 64;
 
   struct layer_info {
-    cache_format format;
-    std::size_t page_bytes;
-    std::size_t offset;  // of page 0
+    cache_format format = {};
+    std::size_t page_bytes = 0;
+    std::size_t offset = 0;  // of page 0
   };
 
   const layer_info& at(int layer) const { return layers_[static_cast<std::size_t>(layer)]; }
@@ -200,11 +197,10 @@ class host_storage {
   const bool rotate_keys_;
   const bool rotate_values_;
   memory_accounts* memory_;
-  std::pmr::vector<layer_info> layers_;
-  memory_account* own_pages_;
+  fixed_array<layer_info> layers_;
   std::byte* pages_ = nullptr;
   std::size_t own_bytes_ = 0;
-  std::pmr::vector<layer_rows> rows_;  // [max_sequences][layers]
+  fixed_array<layer_rows> rows_;  // [max_sequences][layers]
 };
 
 }  // namespace KVARN_ISA_NAMESPACE

@@ -7,7 +7,8 @@
 // Errors are a status or result and leave the cache as it was:
 //   invalid_argument  a sequence that does not exist, a layer, count or position out of range
 //   short_buffer      pages, sequences or the memory for exact rows are used up
-// Nothing is thrown but std::bad_alloc by the memory resource.
+//   out_of_memory     the memory resource, or the system, gave nothing
+// Without exceptions a program ends where memory does.
 //
 // Threads: different sequences may be used from different threads at once. One sequence by one
 // thread at a time; fork and save count as use of their source. Moving or destroying the cache
@@ -23,7 +24,6 @@
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "../attention/attend.hpp"
 #include "../config.hpp"
@@ -31,6 +31,7 @@
 #include "../format/float16.hpp"
 #include "../simd/target.hpp"
 #include "cache_config.hpp"
+#include "cache_state.hpp"
 #include "heads_view.hpp"
 #include "host_storage.hpp"
 #include "memory_account.hpp"
@@ -39,35 +40,7 @@
 
 namespace kvarn {
 
-// Queries of one sequence in one layer, and where their results go. Query heads that share a KV
-// head are next to one another.
-template <class Q, class O>
-struct cache_queries {
-  heads_view<const Q> queries;  // [tokens][query_heads][key head_dim]
-  heads_view<O> out;            // [tokens][query_heads][value head_dim]
-  int tokens = 1;
-  float* lse = nullptr;        // [tokens][query_heads]: log of the sum of exponentials; or null
-  std::int64_t position = -1;  // of the first query token; -1: they are the tokens appended last
-};
-
 inline namespace KVARN_ISA_NAMESPACE {
-
-// Memory that calls work in; grows to what they need and stays. One per thread.
-class cache_workspace {
- public:
-  float* floats(std::size_t count) {
-    if (floats_.size() < count) floats_.resize(count);
-    return floats_.data();
-  }
-  sealed_group* groups(std::size_t count) {
-    if (groups_.size() < count) groups_.resize(count);
-    return groups_.data();
-  }
-
- private:
-  std::vector<float> floats_;
-  std::vector<sealed_group> groups_;
-};
 
 // `T`: the type of exact rows: float16, bfloat16 or float.
 template <class T = float16>
@@ -91,7 +64,8 @@ class kv_cache {
                           std::to_string(config.layers) + ", " + std::to_string(config.kv_heads) +
                           " and " + std::to_string(config.format.key_head_dim)};
     }
-    return kv_cache(std::make_unique<state>(config, factors));
+    return or_out_of_memory(
+        [&]() -> result<kv_cache> { return kv_cache(std::make_unique<state>(config, factors)); });
   }
 
   // ---- Sequences
@@ -104,13 +78,7 @@ class kv_cache {
     if (status bad = check(id); !bad.ok()) return bad;
     if (position < 0) position = s().table.committed(id);
     if (status bad = check_position(id, position); !bad.ok()) return bad;
-    auto made = s().table.fork(id, position);
-    if (!made.ok()) return made;
-    for (int layer = 0; layer < layers(); ++layer)
-      s().storage.rows(made.value(), layer) = s().storage.rows(id, layer);
-    cut_rows(made.value());
-    s().moments[made.value().slot] = s().moments[id.slot];
-    return made;
+    return or_out_of_memory([&] { return s().fork(id, position); });
   }
 
   status free(sequence_id id) {
@@ -122,8 +90,7 @@ class kv_cache {
   // Forgets all tokens and query statistics; the sequence stays.
   status clear(sequence_id id) {
     if (status bad = check(id); !bad.ok()) return bad;
-    s().table.truncate(id, 0);
-    cut_rows(id);
+    s().truncate(id, 0);
     s().moments[id.slot] = sequence_moments();
     return {};
   }
@@ -143,14 +110,16 @@ class kv_cache {
     if (tokens > std::numeric_limits<int>::max() / 2 - extent.tail_count)
       return bad_value("tokens", tokens, "the exact tail would be too long");
     replaced_values none;
-    if (!s().storage.append(id, layer, extent, keys, values, tokens,
-                            replaced != nullptr ? *replaced : none, on))
-      return {error_code::short_buffer, "exact rows take " + std::to_string(memory().exact) +
-                                            " bytes; " + std::to_string(tokens) +
-                                            " tokens more in layer " + std::to_string(layer) +
-                                            " would pass exact_memory"};
-    s().table.append(id, layer, tokens);
-    return {};
+    return or_out_of_memory([&]() -> status {
+      if (!s().storage.append(id, layer, extent, keys, values, tokens,
+                              replaced != nullptr ? *replaced : none, on))
+        return {error_code::short_buffer, "exact rows take " + std::to_string(memory().exact) +
+                                              " bytes; " + std::to_string(tokens) +
+                                              " tokens more in layer " + std::to_string(layer) +
+                                              " would pass exact_memory"};
+      s().table.append(id, layer, tokens);
+      return {};
+    });
   }
 
   // Commits the first `tokens` of the tokens that are appended and not committed; without a number
@@ -182,8 +151,7 @@ class kv_cache {
   status truncate(sequence_id id, std::int64_t position) {
     if (status bad = check(id); !bad.ok()) return bad;
     if (status bad = check_position(id, position); !bad.ok()) return bad;
-    s().table.truncate(id, position);
-    cut_rows(id);
+    s().truncate(id, position);
     return {};
   }
 
@@ -195,10 +163,7 @@ class kv_cache {
     if (pages < 0 || pages > most)
       return bad_value("pages to drop", pages,
                        "the sequence has " + std::to_string(most) + " sealed pages");
-    const auto tokens = s().table.drop_oldest(id, static_cast<std::size_t>(pages));
-    for (int layer = 0; layer < layers(); ++layer)
-      if (s().table.is_exact_layer(layer))
-        s().storage.rows(id, layer).tail.drop_front(static_cast<int>(tokens));
+    s().drop_oldest(id, static_cast<std::size_t>(pages));
     return {};
   }
 
@@ -235,29 +200,12 @@ class kv_cache {
     const auto tiles =
         static_cast<int>((std::min)(s().table.sealable(id), std::int64_t{max_tiles}));
     if (tiles == 0) return 0;
-    std::vector<std::int32_t> pages(static_cast<std::size_t>(tiles));
-    const std::size_t floats = s().storage.encode_workspace();
-    float* const floats_of_all = workspace.floats(floats * static_cast<std::size_t>(parts));
-    s().table.reserve(id, pages.size());
-    if (!s().table.claim(pages))
+    return or_out_of_memory([&]() -> result<int> {
+      if (s().seal(id, tiles, workspace, executor, parts, on)) return tiles;
       return status{error_code::short_buffer,
                     std::to_string(tiles) + " pages are needed; " + std::to_string(free_pages()) +
                         " of " + std::to_string(s().table.page_count()) + " are free"};
-    const int heads = s().storage.shape().kv_heads;
-    executor(static_cast<std::size_t>(parts), [&](std::size_t part) {
-      float* const own = floats_of_all + part * floats;
-      for (int item = static_cast<int>(part); item < layers() * heads; item += parts)
-        encode_tiles(id, item / heads, item % heads, pages, own, on);
     });
-    for (const std::int32_t page : pages) s().table.publish(id, page);
-    const int group = s().table.group();
-    for (int layer = 0; layer < layers(); ++layer) {
-      if (s().table.is_exact_layer(layer)) continue;
-      auto& tail = s().storage.rows(id, layer).tail;
-      tail.drop_front(tiles * group);
-      tail.shrink(s().storage.shape(), s().memory.exact, 2 * group);
-    }
-    return tiles;
   }
 
   // ---- Attention
@@ -268,12 +216,10 @@ class kv_cache {
                 const attention_options& options, cache_workspace& workspace,
                 target on = default_target()) const {
     if (status bad = check_queries(id, layer, q, options); !bad.ok()) return bad;
-    float* const floats = workspace.floats(attention_workspace(s().storage.format(layer)));
-    sealed_group* const groups = workspace.groups(s().table.pages(id).size());
-    for_each_task(
-        id, layer, q, options, [&](int) { return groups; },
-        [&](const auto& task) { kvarn::attend(task, floats, on); });
-    return {};
+    return or_out_of_memory([&]() -> status {
+      s().attend(id, layer, q, options, workspace, on);
+      return {};
+    });
   }
 
   // The same for many sequences as one set of work items for an executor: queries[i] belong to
@@ -286,27 +232,13 @@ class kv_cache {
     if (ids.size() != queries.size())
       return bad_value("number of queries", static_cast<std::int64_t>(queries.size()),
                        "there are " + std::to_string(ids.size()) + " sequences");
-    std::size_t group_count = 0;
-    const auto kv_heads = static_cast<std::size_t>(s().storage.shape().kv_heads);
-    for (std::size_t i = 0; i < ids.size(); ++i) {
+    for (std::size_t i = 0; i < ids.size(); ++i)
       if (status bad = check_queries(ids[i], layer, queries[i], options); !bad.ok())
         return {bad.code(), "sequence " + std::to_string(i) + ": " + bad.message()};
-      group_count += s().table.pages(ids[i]).size() * kv_heads;
-    }
-    std::vector<attention_task<Q, T, O>> tasks;
-    tasks.reserve(ids.size() * kv_heads);
-    sealed_group* groups = workspace.groups(group_count);
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-      const std::size_t pages = s().table.pages(ids[i]).size();
-      for_each_task(
-          ids[i], layer, queries[i], options,
-          [&](int head) { return groups + static_cast<std::size_t>(head) * pages; },
-          [&](const auto& task) { tasks.push_back(task); });
-      groups += pages * kv_heads;
-    }
-    const attention_batch<attention_task<Q, T, O>> batch(tasks);
-    batch.run(workspace.floats(batch.workspace()), executor, on);
-    return {};
+    return or_out_of_memory([&]() -> status {
+      s().attend(ids, layer, queries, options, workspace, executor, on);
+      return {};
+    });
   }
 
   // ---- Query statistics
@@ -320,11 +252,13 @@ class kv_cache {
     if (status bad = check(id, layer); !bad.ok()) return bad;
     if (tokens < 0) return bad_value("tokens", tokens, "it must not be negative");
     if (!s().gathers() || tokens == 0 || s().table.is_exact_layer(layer)) return {};
-    const row_shape& shape = s().storage.shape();
-    s().moments[id.slot]
-        .own(layers(), shape.kv_heads, shape.key_head_dim, s().memory.statistics)
-        .add(layer, queries, tokens, s().query_heads, s().rotate_queries, on);
-    return {};
+    return or_out_of_memory([&]() -> status {
+      const row_shape& shape = s().storage.shape();
+      s().moments[id.slot]
+          .own(layers(), shape.kv_heads, shape.key_head_dim, s().memory.statistics)
+          .add(layer, queries, tokens, s().query_heads, s().rotate_queries, on);
+      return {};
+    });
   }
 
   // What a sequence has gathered; null: nothing yet. Valid until the sequence is used again.
@@ -363,29 +297,7 @@ class kv_cache {
   template <class>
   friend class cache_reader;
 
-  struct state {
-    memory_accounts memory;
-    page_table table;
-    host_storage<T> storage;
-    std::pmr::vector<sequence_moments> moments;  // by slot
-    const query_factors* factors;
-    encoder method;
-    int query_heads;
-    bool rotate_queries;
-
-    state(const cache_config& config, const query_factors* frozen)
-        : memory(config.memory != nullptr ? config.memory : std::pmr::get_default_resource(),
-                 config.exact_memory),
-          table(config, &memory.tables),
-          storage(config, memory),
-          moments(static_cast<std::size_t>(config.max_sequences), &memory.tables),
-          factors(frozen),
-          method(config.method),
-          query_heads(config.query_heads),
-          rotate_queries(!config.keys_rotated) {}
-
-    bool gathers() const { return method == encoder::query_aware && factors == nullptr; }
-  };
+  using state = cache_state<T>;
 
   explicit kv_cache(std::unique_ptr<state> made) : state_(std::move(made)) {}
 
@@ -429,60 +341,6 @@ class kv_cache {
           error_code::invalid_argument,
           "softmax_scale is " + std::to_string(options.softmax_scale) + "; it must be positive"};
     return {};
-  }
-
-  // Makes the rows as long as the table says.
-  void cut_rows(sequence_id id) {
-    for (int layer = 0; layer < layers(); ++layer) {
-      const sequence_extent extent = s().table.extent(id, layer);
-      auto& rows = s().storage.rows(id, layer);
-      rows.sink.keep(extent.sink_count);
-      rows.tail.keep(extent.tail_count);
-    }
-  }
-
-  void encode_tiles(sequence_id id, int layer, int head, std::span<const std::int32_t> pages,
-                    float* workspace, target on) const {
-    if (s().table.is_exact_layer(layer)) return;
-    const auto encode = [&](const query_factor* factor) {
-      for (std::size_t i = 0; i < pages.size(); ++i)
-        s().storage.encode(id, layer, head, static_cast<int>(i) * s().table.group(), pages[i],
-                           s().method, factor, workspace, on);
-    };
-    if (s().method != encoder::query_aware) return encode(nullptr);
-    if (s().factors != nullptr) return encode(&s().factors->at(layer, head));
-    const query_moments* const moments = s().moments[id.slot].get();
-    const query_factor factor(moments != nullptr ? moments->at(layer, head)
-                                                 : query_moment(s().storage.shape().key_head_dim),
-                              query_factor::default_damping, on);
-    encode(&factor);
-  }
-
-  // Calls visit(task) for all tasks of one sequence. `groups(kv_head)`: where the list of its
-  // sealed groups goes.
-  template <class Q, class O, class Groups, class Visit>
-  void for_each_task(sequence_id id, int layer, const cache_queries<Q, O>& q,
-                     const attention_options& options, const Groups& groups,
-                     const Visit& visit) const {
-    const sequence_extent extent = s().table.extent(id, layer);
-    const auto pages = s().table.pages(id).first(static_cast<std::size_t>(extent.page_count));
-    const int kv_heads = s().storage.shape().kv_heads;
-    const int shared = s().query_heads / kv_heads;
-    const std::int64_t position = q.position >= 0 ? q.position : extent.length - q.tokens;
-    for (int head = 0; head < kv_heads; ++head) {
-      const int first = head * shared;
-      attention_task<Q, T, O> task;
-      task.queries = {q.queries.token(0, first), q.tokens, shared, position,
-                      q.queries.token_stride - shared * q.queries.head_stride};
-      task.memory = s().storage.memory(id, layer, head, extent, pages, groups(head));
-      task.options = options;
-      if (options.sink_logits != nullptr) task.options.sink_logits = options.sink_logits + first;
-      task.out = q.out.token(0, first);
-      task.out_token_gap = q.out.token_stride - shared * q.out.head_stride;
-      if (q.lse != nullptr) task.lse = q.lse + first;
-      task.lse_token_gap = s().query_heads - shared;
-      visit(task);
-    }
   }
 
   std::unique_ptr<state> state_;

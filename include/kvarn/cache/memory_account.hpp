@@ -3,7 +3,9 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdlib>
 #include <memory_resource>
+#include <new>
 #include <utility>
 
 #include "../config.hpp"
@@ -17,7 +19,7 @@ struct memory_use {
   std::size_t statistics = 0;  // second moments of queries
   std::size_t tables = 0;      // bookkeeping
 
-  constexpr std::size_t total() const { return pages + exact + statistics + tables; }
+  KVARN_INLINE constexpr std::size_t total() const { return pages + exact + statistics + tables; }
 };
 
 inline namespace KVARN_ISA_NAMESPACE {
@@ -47,6 +49,7 @@ class memory_account final : public std::pmr::memory_resource {
  private:
   void* do_allocate(std::size_t bytes, std::size_t alignment) override {
     void* const memory = upstream_->allocate(bytes, alignment);
+    if (memory == nullptr) fail();
     add(bytes);
     return memory;
   }
@@ -56,6 +59,15 @@ class memory_account final : public std::pmr::memory_resource {
   }
   bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
     return this == &other;
+  }
+
+  // A resource should throw; not all do.
+  [[noreturn]] static void fail() {
+#if KVARN_EXCEPTIONS
+    throw std::bad_alloc();
+#else
+    std::abort();
+#endif
   }
 
   std::pmr::memory_resource* upstream_;

@@ -26,6 +26,7 @@
 #include "../config.hpp"
 #include "../error.hpp"
 #include "cache_config.hpp"
+#include "fixed_array.hpp"
 
 namespace kvarn {
 
@@ -60,6 +61,23 @@ struct sequence_extent {
 
 inline namespace KVARN_ISA_NAMESPACE {
 
+// The numbers 0 .. size - 1 that are not in use; taken in ascending order at first.
+class free_list {
+ public:
+  free_list(std::size_t size, std::pmr::memory_resource* memory)
+      : numbers_(size, memory), count_(size) {
+    for (std::size_t i = 0; i < size; ++i) numbers_[i] = static_cast<std::int32_t>(size - 1 - i);
+  }
+  std::size_t count() const noexcept { return count_; }
+  // Precondition: count() > 0.
+  std::int32_t take() { return numbers_[--count_]; }
+  void give(std::int32_t number) { numbers_[count_++] = number; }
+
+ private:
+  fixed_array<std::int32_t> numbers_;
+  std::size_t count_;
+};
+
 class page_table {
  public:
   // Precondition: validate(config) is ok.
@@ -67,23 +85,14 @@ class page_table {
       : sink_(config.sink),
         group_(config.format.group),
         tail_(config.tail),
-        exact_(static_cast<std::size_t>(config.layers), memory),
-        slots_(memory),
-        free_slots_(memory),
-        references_(static_cast<std::size_t>(page_count_of(config)), memory),
-        free_pages_(memory) {
+        exact_(static_cast<std::size_t>(config.layers), memory, false),
+        slots_(static_cast<std::size_t>(config.max_sequences), memory, memory),
+        appended_(exact_.size() * slots_.size(), memory, 0),
+        references_(static_cast<std::size_t>(page_count_of(config)), memory, 0),
+        free_slots_(slots_.size(), memory),
+        free_pages_(references_.size(), memory) {
     for (int layer = 0; layer < config.layers; ++layer)
-      exact_[static_cast<std::size_t>(layer)] = is_exact(config, layer);
-    const auto slots = static_cast<std::uint32_t>(config.max_sequences);
-    slots_.reserve(slots);
-    free_slots_.reserve(slots);
-    for (std::uint32_t i = 0; i < slots; ++i) {
-      slots_.emplace_back(exact_.size(), memory);
-      free_slots_.push_back(slots - 1 - i);
-    }
-    const auto pages = static_cast<std::int32_t>(references_.size());
-    free_pages_.reserve(references_.size());
-    for (std::int32_t i = 0; i < pages; ++i) free_pages_.push_back(pages - 1 - i);
+      exact_[index(layer)] = is_exact(config, layer);
   }
   page_table(const page_table&) = delete;
   page_table& operator=(const page_table&) = delete;
@@ -91,16 +100,16 @@ class page_table {
   int layers() const noexcept { return static_cast<int>(exact_.size()); }
   int sink() const noexcept { return sink_; }
   int group() const noexcept { return group_; }
-  bool is_exact_layer(int layer) const { return exact_[static_cast<std::size_t>(layer)] != 0; }
+  bool is_exact_layer(int layer) const { return exact_[index(layer)]; }
 
   std::int64_t page_count() const noexcept { return static_cast<std::int64_t>(references_.size()); }
   std::int64_t free_page_count() const {
     const std::lock_guard lock(mutex_);
-    return static_cast<std::int64_t>(free_pages_.size());
+    return static_cast<std::int64_t>(free_pages_.count());
   }
   int free_sequence_count() const {
     const std::lock_guard lock(mutex_);
-    return static_cast<int>(free_slots_.size());
+    return static_cast<int>(free_slots_.count());
   }
   // Sequences that list the page.
   int references(std::int32_t page) const {
@@ -116,11 +125,12 @@ class page_table {
   // All that follow take live sequences.
 
   std::int64_t committed(sequence_id id) const { return at(id).committed; }
-  std::int64_t appended(sequence_id id, int layer) const { return at(id).appended[index(layer)]; }
+  std::int64_t appended(sequence_id id, int layer) const { return lengths(id)[index(layer)]; }
   // The tokens that every layer has.
   std::int64_t appended(sequence_id id) const {
-    const sequence& s = at(id);
-    return *std::min_element(s.appended.begin(), s.appended.end());
+    std::int64_t least = lengths(id)[0];
+    for (const std::int64_t length : lengths(id)) least = (std::min)(least, length);
+    return least;
   }
   std::span<const sealed_page> pages(sequence_id id) const { return at(id).pages; }
   // Position of the first token behind the sink, now or to come.
@@ -130,7 +140,7 @@ class page_table {
   sequence_extent extent(sequence_id id, int layer) const {
     const sequence& s = at(id);
     sequence_extent e;
-    e.length = s.appended[index(layer)];
+    e.length = appended(id, layer);
     e.tail_position = is_exact_layer(layer) ? s.first : sealed_end(s);
     e.sink_count = static_cast<std::int32_t>((std::min)(e.length, std::int64_t{sink_}));
     e.tail_count =
@@ -157,18 +167,18 @@ class page_table {
   // A new, empty sequence, unless all slots are taken.
   result<sequence_id> create() {
     const std::lock_guard lock(mutex_);
-    if (free_slots_.empty())
+    if (free_slots_.count() == 0)
       return status{error_code::short_buffer,
                     "all " + std::to_string(slots_.size()) +
                         " sequences exist already; max_sequences sets the limit"};
-    const std::uint32_t slot = free_slots_.back();
-    free_slots_.pop_back();
+    const auto slot = static_cast<std::uint32_t>(free_slots_.take());
     sequence& s = slots_[slot];
     s.live = true;
     s.committed = 0;
     s.first = sink_;
-    std::fill(s.appended.begin(), s.appended.end(), 0);
-    return sequence_id{slot, s.generation};
+    const sequence_id id{slot, s.generation};
+    for (std::int64_t& length : lengths(id)) length = 0;
+    return id;
   }
 
   void free(sequence_id id) {
@@ -178,11 +188,11 @@ class page_table {
     s.live = false;
     ++s.generation;
     const std::lock_guard lock(mutex_);
-    free_slots_.push_back(id.slot);
+    free_slots_.give(static_cast<std::int32_t>(id.slot));
   }
 
   // `count` tokens more in one layer, not committed.
-  void append(sequence_id id, int layer, int count) { at(id).appended[index(layer)] += count; }
+  void append(sequence_id id, int layer, int count) { lengths(id)[index(layer)] += count; }
 
   // Precondition: every layer has them.
   void commit(sequence_id id, std::int64_t count) {
@@ -199,10 +209,9 @@ class page_table {
   // Takes `count` free pages, each with one reference, or none of them. Nothing is allocated.
   bool claim(std::span<std::int32_t> pages) {
     const std::lock_guard lock(mutex_);
-    if (free_pages_.size() < pages.size()) return false;
+    if (free_pages_.count() < pages.size()) return false;
     for (std::int32_t& page : pages) {
-      page = free_pages_.back();
-      free_pages_.pop_back();
+      page = free_pages_.take();
       references_[static_cast<std::size_t>(page)] = 1;
     }
     return true;
@@ -244,7 +253,7 @@ class page_table {
     // In front of what there is behind the sink, the next token comes right where it is cut.
     s.first = (std::min)(s.first, (std::max)(position, std::int64_t{sink_}));
     s.committed = (std::min)(s.committed, position);
-    for (std::int64_t& length : s.appended) length = (std::min)(length, position);
+    for (std::int64_t& length : lengths(id)) length = (std::min)(length, position);
   }
 
   // A sequence with the tokens of `id` before `position`, on the same pages.
@@ -258,7 +267,8 @@ class page_table {
     child.pages = std::move(pages);
     child.committed = parent.committed;
     child.first = parent.first;
-    std::copy(parent.appended.begin(), parent.appended.end(), child.appended.begin());
+    const std::span<const std::int64_t> from = lengths(id);
+    std::copy(from.begin(), from.end(), lengths(made.value()).begin());
     share(child.pages);
     truncate(made.value(), position);
     return made;
@@ -287,7 +297,7 @@ class page_table {
     s.pages.insert(s.pages.end(), pages.begin(), pages.end());
     s.committed = length;
     s.first = first;
-    std::fill(s.appended.begin(), s.appended.end(), length);
+    for (std::int64_t& appended : lengths(id)) appended = length;
   }
 
   // One reference more of each page.
@@ -302,11 +312,9 @@ class page_table {
     bool live = false;
     std::int64_t committed = 0;
     std::int64_t first = 0;
-    std::pmr::vector<std::int64_t> appended;  // one per layer
     std::pmr::vector<sealed_page> pages;
 
-    sequence(std::size_t layers, std::pmr::memory_resource* memory)
-        : appended(layers, memory), pages(memory) {}
+    explicit sequence(std::pmr::memory_resource* memory) : pages(memory) {}
   };
 
   static std::size_t index(int layer) { return static_cast<std::size_t>(layer); }
@@ -320,6 +328,14 @@ class page_table {
     return slots_[id.slot];
   }
 
+  // Tokens that are appended, one number per layer.
+  std::span<std::int64_t> lengths(sequence_id id) {
+    return {appended_.begin() + std::size_t{id.slot} * exact_.size(), exact_.size()};
+  }
+  std::span<const std::int64_t> lengths(sequence_id id) const {
+    return {appended_.begin() + std::size_t{id.slot} * exact_.size(), exact_.size()};
+  }
+
   static std::int64_t sealed_end(const sequence& s) {
     return s.pages.empty() ? s.first : s.pages.back().position + s.pages.back().count;
   }
@@ -331,18 +347,44 @@ class page_table {
   }
 
   void drop_reference(std::int32_t page) {
-    if (--references_[static_cast<std::size_t>(page)] == 0) free_pages_.push_back(page);
+    if (--references_[static_cast<std::size_t>(page)] == 0) free_pages_.give(page);
   }
 
   const int sink_;
   const int group_;
   const int tail_;
-  std::pmr::vector<std::uint8_t> exact_;  // by layer
-  std::pmr::vector<sequence> slots_;
-  mutable std::mutex mutex_;  // of what is below
-  std::pmr::vector<std::uint32_t> free_slots_;
-  std::pmr::vector<std::int32_t> references_;  // by page
-  std::pmr::vector<std::int32_t> free_pages_;  // a stack with room for all
+  fixed_array<bool> exact_;  // by layer
+  fixed_array<sequence> slots_;
+  fixed_array<std::int64_t> appended_;    // [slots][layers]
+  mutable std::mutex mutex_;              // of what is below
+  fixed_array<std::int32_t> references_;  // by page
+  free_list free_slots_;
+  free_list free_pages_;
+};
+
+// Pages that are taken and belong to no sequence yet; given back unless they are handed over.
+class claimed_pages {
+ public:
+  claimed_pages(page_table& table, std::size_t count) : table_(table), numbers_(count) {}
+  claimed_pages(const claimed_pages&) = delete;
+  claimed_pages& operator=(const claimed_pages&) = delete;
+  ~claimed_pages() {
+    if (holds_) table_.release(numbers_);
+  }
+
+  // Takes them all, or none and returns false.
+  bool claim() { return holds_ = table_.claim(numbers_); }
+  std::span<const std::int32_t> numbers() const noexcept { return numbers_; }
+  // The caller now answers for the reference that each has.
+  std::span<const std::int32_t> hand_over() noexcept {
+    holds_ = false;
+    return numbers_;
+  }
+
+ private:
+  page_table& table_;
+  std::vector<std::int32_t> numbers_;
+  bool holds_ = false;
 };
 
 }  // namespace KVARN_ISA_NAMESPACE

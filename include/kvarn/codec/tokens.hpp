@@ -30,6 +30,10 @@ struct tokens_view {
     return static_cast<float>(value);
   }
 
+  KVARN_INLINE operator tokens_view<const T>() const requires(!std::is_const_v<T>) {
+    return {data, token_stride, channel_stride};
+  }
+
   // Rounds to nearest even; values beyond the type's range become its largest finite value.
   KVARN_INLINE void store(int token, int channel, float value) const requires(!std::is_const_v<T>) {
     if constexpr (std::is_same_v<element, float>) {

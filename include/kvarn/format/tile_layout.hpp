@@ -12,9 +12,8 @@
 //
 //   field  type                count        note
 //   codes  `bits` per element  rows * cols  rows one after another; element c of a row at bit
-//   bits*c,
-//                                           least significant first. 3 bits: the plane of the low
-//                                           2 bits of all rows, then the plane of the high bits
+//                                           bits*c, least significant first. 3 bits: the plane of
+//                                           the low 2 bits of all rows, then that of the high bits
 //   zero   binary16            cols         the value at code 0
 //   step   FP8                 cols         the value of one code step
 //   scale  FP8                 rows
@@ -83,7 +82,7 @@ struct tile_layout {
     return scale_offset() + static_cast<std::size_t>(rows());
   }
 
-  constexpr double bits_per_element() const {
+  KVARN_INLINE constexpr double bits_per_element() const {
     return 8.0 * static_cast<double>(record_bytes()) / (static_cast<double>(rows()) * cols());
   }
 
@@ -138,7 +137,7 @@ struct cache_format {
 
   // From bit 0: key head_dim (16 bits), value head_dim (16), group (16), key bits (4), value bits
   // (4), scale type (4), version of the record layout (4).
-  constexpr format_id id() const {
+  KVARN_INLINE constexpr format_id id() const {
     return static_cast<format_id>(key_head_dim) | static_cast<format_id>(value_head_dim) << 16 |
            static_cast<format_id>(group) << 32 | static_cast<format_id>(key_bits) << 48 |
            static_cast<format_id>(value_bits) << 52 | static_cast<format_id>(scale) << 56 |

@@ -1,0 +1,246 @@
+// Reads a file of sequences that is not trusted into a cache, or takes back all of it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <istream>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../config.hpp"
+#include "../error.hpp"
+#include "../format/float16.hpp"
+#include "../format/tile_view.hpp"
+#include "cache_state.hpp"
+#include "file_format.hpp"
+#include "file_sections.hpp"
+#include "kv_cache.hpp"
+#include "moments_file.hpp"
+#include "page_table.hpp"
+#include "query_moments.hpp"
+
+namespace kvarn {
+inline namespace KVARN_ISA_NAMESPACE {
+namespace detail {
+
+inline bool is_finite(float16 x) { return x.is_finite(); }
+inline bool is_finite(bfloat16 x) { return x.is_finite(); }
+inline bool is_finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
+
+template <class T>
+bool all_finite(const T* values, std::size_t count) {
+  bool finite = true;
+  for (std::size_t i = 0; i < count; ++i) finite &= is_finite(values[i]);
+  return finite;
+}
+
+}  // namespace detail
+
+// Restores one file into one cache.
+template <class T>
+class cache_reader {
+ public:
+  cache_reader(kv_cache<T>& cache, std::istream& stream)
+      : state_(cache.s()), table_(state_.table), in_(stream) {}
+
+  cache_reader(const cache_reader&) = delete;
+  cache_reader& operator=(const cache_reader&) = delete;
+
+  // Takes back what has not become complete.
+  ~cache_reader() {
+    for (const sequence_id id : ids_) discard(id);
+  }
+
+  result<std::vector<sequence_id>> read() {
+    if (!read_header() || !read_pages() || !read_sequences()) return in_.failure();
+    return std::exchange(ids_, {});
+  }
+
+ private:
+  bool read_header() {
+    const row_shape& shape = state_.storage.shape();
+    cache_file_header expected;
+    expected.exact_type = exact_type<T>;
+    expected.layers = static_cast<std::uint32_t>(table_.layers());
+    expected.kv_heads = static_cast<std::uint32_t>(shape.kv_heads);
+    expected.key_head_dim = static_cast<std::uint32_t>(shape.key_head_dim);
+    expected.value_head_dim = static_cast<std::uint32_t>(shape.value_head_dim);
+    expected.group = static_cast<std::uint32_t>(table_.group());
+    expected.sink = static_cast<std::uint32_t>(table_.sink());
+    if (!in_.read(header_, "header")) return false;
+    if (header_.magic != expected.magic)
+      return in_.fail(error_code::invalid_format, "it does not start as one");
+    using field = std::uint32_t cache_file_header::*;
+    const std::pair<field, const char*> fields[] = {
+        {&cache_file_header::version, "version"},
+        {&cache_file_header::exact_type, "type of exact rows"},
+        {&cache_file_header::layers, "number of layers"},
+        {&cache_file_header::kv_heads, "number of KV heads"},
+        {&cache_file_header::key_head_dim, "key head_dim"},
+        {&cache_file_header::value_head_dim, "value head_dim"},
+        {&cache_file_header::group, "group"},
+        {&cache_file_header::sink, "sink"}};
+    for (const auto& [member, name] : fields)
+      if (header_.*member != expected.*member)
+        return in_.fail(error_code::invalid_format,
+                        std::string(name) + " is " + std::to_string(header_.*member) +
+                            "; the cache has " + std::to_string(expected.*member));
+    for (int layer = 0; layer < table_.layers(); ++layer) {
+      format_id id = 0;
+      if (!in_.read(id, "format ids")) return false;
+      const format_id own = table_.is_exact_layer(layer) ? 0 : state_.storage.format(layer).id();
+      if (id != own)
+        return in_.fail(error_code::invalid_format, "format id of layer " + std::to_string(layer) +
+                                                        " is " + std::to_string(id) +
+                                                        "; the cache has " + std::to_string(own));
+    }
+    return in_.read_checksum("header");
+  }
+
+  bool read_pages() {
+    std::uint64_t bytes = sizeof(std::uint64_t);
+    for (int layer = 0; layer < table_.layers(); ++layer) bytes += state_.storage.page_bytes(layer);
+    if (!in_.has(header_.pages, bytes, "pages")) return false;
+    pages_.emplace(table_, header_.pages);
+    if (!pages_->claim())
+      return in_.fail(error_code::short_buffer,
+                      std::to_string(header_.pages) + " pages are needed; " +
+                          std::to_string(table_.free_page_count()) + " are free");
+    for (const std::int32_t page : pages_->numbers()) {
+      for (int layer = 0; layer < table_.layers(); ++layer)
+        if (!in_.read(state_.storage.page(layer, page), state_.storage.page_bytes(layer), "page"))
+          return false;
+      if (!in_.read_checksum("page") || !check_records(page)) return false;
+    }
+    return true;
+  }
+
+  bool check_records(std::int32_t page) {
+    for (int layer = 0; layer < table_.layers(); ++layer) {
+      if (table_.is_exact_layer(layer)) continue;
+      const cache_format& format = state_.storage.format(layer);
+      const std::byte* const bytes = state_.storage.page(layer, page);
+      for (int head = 0; head < state_.storage.shape().kv_heads; ++head)
+        for (const const_tile_view& tile :
+             {const_tile_view{bytes + format.key_offset(head), format.key_layout()},
+              const_tile_view{bytes + format.value_offset(head), format.value_layout()}})
+          if (status s = validate_record(tile, tile.layout.record_bytes()); !s.ok())
+            return in_.fail(error_code::invalid_data, s.message());
+    }
+    return true;
+  }
+
+  bool read_sequences() {
+    if (!in_.has(header_.sequences, sizeof(sequence_file_header), "sequences")) return false;
+    if (header_.sequences > static_cast<std::uint32_t>(table_.free_sequence_count()))
+      return in_.fail(error_code::short_buffer,
+                      std::to_string(header_.sequences) + " sequences are saved; " +
+                          std::to_string(table_.free_sequence_count()) + " can be created");
+    ids_.reserve(header_.sequences);
+    used_.assign(header_.pages, false);
+    for (std::uint32_t i = 0; i < header_.sequences; ++i) {
+      auto made = table_.create();
+      if (!made.ok()) return in_.fail(made.why().code(), made.why().message());
+      ids_.push_back(made.value());
+      if (!read_sequence(made.value())) return false;
+    }
+    for (const bool used : used_)
+      if (!used) return in_.fail(error_code::invalid_data, "a page belongs to no sequence");
+    return true;
+  }
+
+  bool read_sequence(sequence_id id) {
+    sequence_file_header h;
+    if (!in_.read(h, "sequence") || !in_.has(h.pages, sizeof(sealed_page), "list of pages"))
+      return false;
+    std::vector<sealed_page> list(h.pages);
+    in_.read(list.data(), list.size() * sizeof(sealed_page), "list of pages");
+    if (!in_.read_checksum("sequence") || !check_list(h, list)) return false;
+
+    table_.reserve(id, list.size());
+    table_.share(list);
+    table_.adopt(id, static_cast<std::int64_t>(h.length), static_cast<std::int64_t>(h.first), list);
+    for (int layer = 0; layer < table_.layers(); ++layer) {
+      const sequence_extent extent = table_.extent(id, layer);
+      auto& rows = state_.storage.rows(id, layer);
+      if (!read_rows(rows.sink, extent.sink_count) || !read_rows(rows.tail, extent.tail_count) ||
+          !in_.read_checksum("exact rows"))
+        return false;
+    }
+    return h.has_moments == 0 || read_statistics(id);
+  }
+
+  // Whether the list is one that a cache can have; turns indices of the file into pages.
+  bool check_list(const sequence_file_header& h, std::vector<sealed_page>& list) {
+    const auto bad = [this](const char* what) {
+      return in_.fail(error_code::invalid_data, std::string("a sequence has ") + what);
+    };
+    constexpr std::uint64_t most = std::uint64_t{1} << 62;
+    const auto sink = static_cast<std::uint64_t>(table_.sink());
+    if (h.length > most || h.first > most || h.has_moments > 1) return bad("numbers out of range");
+    if (h.first < sink || (h.first > sink && h.first > h.length))
+      return bad("a first position that is out of range");
+    std::uint64_t end = h.first;
+    for (sealed_page& p : list) {
+      if (p.position != static_cast<std::int64_t>(end)) return bad("pages that do not follow");
+      if (p.count < 1 || p.count > table_.group()) return bad("a page with a wrong count");
+      if (p.page < 0 || static_cast<std::uint32_t>(p.page) >= header_.pages)
+        return bad("a page that is not in the file");
+      used_[static_cast<std::size_t>(p.page)] = true;
+      p.page = pages_->numbers()[static_cast<std::size_t>(p.page)];
+      end += static_cast<std::uint64_t>(p.count);
+    }
+    if (!list.empty() && end > h.length) return bad("more tokens than its length");
+    const std::uint64_t behind = h.length > h.first ? h.length - h.first : 0;
+    if (behind > (std::uint64_t{1} << 30)) return bad("more exact tokens than can be");
+    return true;
+  }
+
+  bool read_rows(exact_run<T>& run, int count) {
+    const row_shape& shape = state_.storage.shape();
+    if (!in_.has(static_cast<std::uint64_t>(count), state_.storage.row_bytes(), "exact rows"))
+      return false;
+    if (!run.reserve(shape, state_.memory.exact, count, true))
+      return in_.fail(error_code::short_buffer,
+                      std::to_string(count) + " exact rows would pass exact_memory");
+    bool finite = true;
+    detail::for_each_block(shape, run, count, [&](T* values, std::size_t elements) {
+      finite = in_.read(values, elements * sizeof(T), "exact rows") && finite &&
+               detail::all_finite(values, elements);
+    });
+    if (!in_.ok()) return false;
+    if (!finite) return in_.fail(error_code::invalid_data, "an exact row is not finite");
+    if (count > 0) run.extend(count);
+    return true;
+  }
+
+  bool read_statistics(sequence_id id) {
+    const row_shape& shape = state_.storage.shape();
+    if (!in_.has(1, detail::moments_bytes(header_.layers, header_.kv_heads, header_.key_head_dim),
+                 "query moments"))
+      return false;
+    query_moments moments(table_.layers(), shape.kv_heads, shape.key_head_dim);
+    if (!detail::read_moments(in_, moments)) return false;
+    if (state_.gathers()) state_.moments[id.slot].set(std::move(moments), state_.memory.statistics);
+    return true;
+  }
+
+  void discard(sequence_id id) {
+    for (int layer = 0; layer < table_.layers(); ++layer) state_.storage.rows(id, layer) = {};
+    state_.moments[id.slot] = sequence_moments();
+    table_.free(id);
+  }
+
+  cache_state<T>& state_;
+  page_table& table_;
+  detail::section_reader in_;
+  cache_file_header header_;
+  std::optional<claimed_pages> pages_;  // by index in the file
+  std::vector<sequence_id> ids_;
+  std::vector<bool> used_;
+};
+
+}  // namespace KVARN_ISA_NAMESPACE
+}  // namespace kvarn

@@ -1,0 +1,75 @@
+// The headers of cache files and the order of exact rows: docs/cache-file.md in code.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../config.hpp"
+#include "../format/float16.hpp"
+#include "exact_run.hpp"
+
+namespace kvarn {
+
+// Of files of sequences and of query moments.
+inline constexpr std::uint64_t cache_file_magic = 0x45484341434e564bu;    // "KVNCACHE"
+inline constexpr std::uint64_t moments_file_magic = 0x544e4d4f4d4e564bu;  // "KVNMOMNT"
+inline constexpr std::uint32_t cache_file_version = 1;
+
+// The type of exact rows in a file.
+template <class T>
+inline constexpr std::uint32_t exact_type = 0;
+template <>
+inline constexpr std::uint32_t exact_type<float> = 0;
+template <>
+inline constexpr std::uint32_t exact_type<float16> = 1;
+template <>
+inline constexpr std::uint32_t exact_type<bfloat16> = 2;
+
+struct cache_file_header {
+  std::uint64_t magic = cache_file_magic;
+  std::uint32_t version = cache_file_version;
+  std::uint32_t exact_type = 0;
+  std::uint32_t layers = 0;
+  std::uint32_t kv_heads = 0;
+  std::uint32_t key_head_dim = 0;
+  std::uint32_t value_head_dim = 0;
+  std::uint32_t group = 0;
+  std::uint32_t sink = 0;
+  std::uint32_t pages = 0;
+  std::uint32_t sequences = 0;
+};
+
+struct sequence_file_header {
+  std::uint64_t length = 0;  // tokens
+  std::uint64_t first = 0;   // position of the first token behind the sink
+  std::uint32_t pages = 0;   // entries of its list
+  std::uint32_t has_moments = 0;
+};
+
+struct moments_file_header {
+  std::uint64_t magic = moments_file_magic;
+  std::uint32_t version = cache_file_version;
+  std::uint32_t layers = 0;
+  std::uint32_t kv_heads = 0;
+  std::uint32_t head_dim = 0;
+};
+
+inline namespace KVARN_ISA_NAMESPACE {
+namespace detail {
+
+// Keys of all heads, then values: rows 0 .. count() - 1.
+template <class T, class Visit>
+void for_each_block(const row_shape& shape, const exact_run<T>& run, int count,
+                    const Visit& visit) {
+  const auto elements = [count](int dim) {
+    return static_cast<std::size_t>(count) * static_cast<std::size_t>(dim);
+  };
+  for (int head = 0; head < shape.kv_heads; ++head)
+    visit(run.keys(shape, head, 0).data, elements(shape.key_head_dim));
+  for (int head = 0; head < shape.kv_heads; ++head)
+    visit(run.values(shape, head, 0).data, elements(shape.value_head_dim));
+}
+
+}  // namespace detail
+}  // namespace KVARN_ISA_NAMESPACE
+}  // namespace kvarn
