@@ -309,8 +309,8 @@ void run_restore(benchmark::State& state, int sequences, int tokens) {
   std::istream in(&memory);
   for (auto _ : state) {
     memory.rewind();
-    for (const kvarn::sequence_id id : kvarn::restore_sequences(f.cache(), in).value())
-      f.cache().free(id).or_throw();
+    const auto restored = kvarn::restore_sequences(f.cache(), in).value();
+    for (const kvarn::sequence_id id : restored) f.cache().free(id).or_throw();
   }
   set_counters(state, "byte", static_cast<double>(bytes), static_cast<double>(bytes));
 }

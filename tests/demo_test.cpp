@@ -18,9 +18,12 @@
 #include <vector>
 
 #include "../examples/demo/cli.hpp"
+#include "support/npy_files.hpp"
 #include "support/profiles.hpp"
 
 namespace {
+
+using kvarn_test::write_npy;
 
 namespace fs = std::filesystem;
 
@@ -64,10 +67,9 @@ kvarn_demo::head make_head(std::size_t tokens, std::size_t value_dim, std::size_
 }
 
 void write_head(const fs::path& folder, const kvarn_demo::head& h) {
-  kvarn_test::write_npy(folder / (h.name + ".k.npy"), {h.tokens, h.key_dim}, h.keys);
-  kvarn_test::write_npy(folder / (h.name + ".v.npy"), {h.tokens, h.value_dim}, h.values);
-  kvarn_test::write_npy(folder / (h.name + ".q.npy"), {h.tokens, h.query_heads, h.key_dim},
-                        h.queries);
+  write_npy(folder / (h.name + ".k.npy"), {h.tokens, h.key_dim}, h.keys);
+  write_npy(folder / (h.name + ".v.npy"), {h.tokens, h.value_dim}, h.values);
+  write_npy(folder / (h.name + ".q.npy"), {h.tokens, h.query_heads, h.key_dim}, h.queries);
 }
 
 struct outcome {
@@ -305,26 +307,26 @@ std::vector<refusal> refusals() {
       {"ThreeDimensionsOfKeys",
        [](const fs::path& data, const head& h) {
          write_head(data, h);
-         kvarn_test::write_npy(data / "made.up.k.npy", {h.tokens, 1, h.key_dim}, h.keys);
+         write_npy(data / "made.up.k.npy", {h.tokens, 1, h.key_dim}, h.keys);
        },
        {"made.up.k.npy: shape is [384, 1, 64]"}},
       {"FewerValues",
        [](const fs::path& data, head h) {
          write_head(data, h);
          h.values.resize(383 * h.value_dim);
-         kvarn_test::write_npy(data / "made.up.v.npy", {383, h.value_dim}, h.values);
+         write_npy(data / "made.up.v.npy", {383, h.value_dim}, h.values);
        },
        {"made.up.v.npy: 383 tokens", "made.up.k.npy has 384"}},
       {"QueriesOfAnotherHeadDim",
        [](const fs::path& data, const head& h) {
          write_head(data, h);
-         kvarn_test::write_npy(data / "made.up.q.npy", {h.tokens, 1, 2 * h.key_dim}, h.queries);
+         write_npy(data / "made.up.q.npy", {h.tokens, 1, 2 * h.key_dim}, h.queries);
        },
        {"made.up.q.npy: shape is [384, 1, 128]", "[384, query heads, 64]"}},
       {"MoreQueries",
        [](const fs::path& data, const head& h) {
          write_head(data, h);
-         kvarn_test::write_npy(data / "made.up.q.npy", {2 * h.tokens, 1, h.key_dim}, h.queries);
+         write_npy(data / "made.up.q.npy", {2 * h.tokens, 1, h.key_dim}, h.queries);
        },
        {"made.up.q.npy: shape is [768, 1, 64]", "[384, query heads, 64]"}},
       {"HeadDimOfKeys",
