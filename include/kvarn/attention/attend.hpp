@@ -275,8 +275,9 @@ class attention_batch {
     }
     float* const sums = sums_of(it, workspace);
     for (int i = 0; i < it.rows; ++i) {
-      sums[2 * i] = totals[i].maximum;
-      sums[2 * i + 1] = totals[i].sum;
+      float* const at = sums + std::ptrdiff_t{2} * i;
+      at[0] = totals[i].maximum;
+      at[1] = totals[i].sum;
     }
   }
 
@@ -290,8 +291,8 @@ class attention_batch {
       const float* const sums = sums_of(it, workspace);
       for (int r = 0; r < it.rows; ++r) {
         attention_row part;
-        part.maximum = sums[2 * r];
-        part.sum = sums[2 * r + 1];
+        part.maximum = sums[std::ptrdiff_t{2} * r];
+        part.sum = sums[std::ptrdiff_t{2} * r + 1];
         part.values = workspace + it.offset + std::ptrdiff_t{r} * dim;
         if (i == range.first)
           totals[r] = part;

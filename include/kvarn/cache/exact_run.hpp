@@ -163,7 +163,7 @@ class exact_run {
         sizeof(header) + static_cast<std::size_t>(capacity) * shape.elements() * sizeof(T);
     void* const place = memory.try_allocate(bytes, alignment);
     if (place == nullptr) return false;
-    header* const rows = new (place) header(capacity, &memory, bytes);
+    auto* const rows = new (place) header(capacity, &memory, bytes);
     if (count_ > 0) copy_rows(shape, *rows_.get(), *rows);
     rows_ = shared_node<header>(rows);
     begin_ = 0;
