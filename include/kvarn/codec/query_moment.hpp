@@ -38,8 +38,8 @@ class query_moment {
   }
 
   // A moment that was saved: `sums` as sums() gave it (what stands below the diagonal is left out).
-  // Precondition, not checked: a sum of q q^T, that is positive semidefinite. By other sums keys are
-  // rounded badly, into valid records.
+  // Precondition, not checked: a sum of q q^T, that is positive semidefinite. By other sums keys
+  // are rounded badly, into valid records.
   static result<query_moment> from_sums(int head_dim, std::span<const float> sums,
                                         std::uint64_t count) {
     if (status s = validate(tile_layout{.head_dim = head_dim}); !s.ok()) return s;
