@@ -3,9 +3,7 @@
 
 #include <atomic>
 #include <cstddef>
-#include <cstdlib>
 #include <memory_resource>
-#include <new>
 #include <utility>
 
 #include "../config.hpp"
@@ -49,7 +47,6 @@ class memory_account final : public std::pmr::memory_resource {
  private:
   void* do_allocate(std::size_t bytes, std::size_t alignment) override {
     void* const memory = upstream_->allocate(bytes, alignment);
-    if (memory == nullptr) fail();
     add(bytes);
     return memory;
   }
@@ -59,15 +56,6 @@ class memory_account final : public std::pmr::memory_resource {
   }
   bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
     return this == &other;
-  }
-
-  // A resource should throw; not all do.
-  [[noreturn]] static void fail() {
-#if KVARN_EXCEPTIONS
-    throw std::bad_alloc();
-#else
-    std::abort();
-#endif
   }
 
   std::pmr::memory_resource* upstream_;
