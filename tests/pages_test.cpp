@@ -37,14 +37,25 @@ std::vector<std::string> blocks_of(const std::string& page, const std::string& l
   return blocks;
 }
 
-// What stands between ` and `, outside of blocks, that looks like a path of this project.
-std::set<std::string> paths_of(const std::string& page) {
-  std::set<std::string> paths;
+// A page without its ``` blocks.
+std::string prose_of(const std::string& page) {
+  std::string prose;
   std::stringstream lines(page);
   bool in_block = false;
   for (std::string line; std::getline(lines, line);) {
-    if (line.rfind("```", 0) == 0) in_block = !in_block;
-    if (in_block) continue;
+    if (line.rfind("```", 0) == 0)
+      in_block = !in_block;
+    else if (!in_block)
+      prose += line + "\n";
+  }
+  return prose;
+}
+
+// What stands between ` and ` in a line and looks like a path of this project.
+std::set<std::string> paths_of(const std::string& prose) {
+  std::set<std::string> paths;
+  std::stringstream lines(prose);
+  for (std::string line; std::getline(lines, line);) {
     for (std::size_t at = line.find('`'); at != std::string::npos;) {
       const std::size_t end = line.find('`', at + 1);
       if (end == std::string::npos) break;
@@ -59,11 +70,11 @@ std::set<std::string> paths_of(const std::string& page) {
 }
 
 // The targets of [text](target) and ![text](target) that are not addresses.
-std::set<std::string> links_of(const std::string& page) {
+std::set<std::string> links_of(const std::string& prose) {
   std::set<std::string> links;
-  for (std::size_t at = page.find("]("); at != std::string::npos; at = page.find("](", at)) {
+  for (std::size_t at = prose.find("]("); at != std::string::npos; at = prose.find("](", at)) {
     at += 2;
-    const std::string target = page.substr(at, page.find_first_of(")#\n", at) - at);
+    const std::string target = prose.substr(at, prose.find_first_of(")#\n", at) - at);
     if (!target.empty() && target.find("://") == std::string::npos) links.insert(target);
   }
   return links;
@@ -148,7 +159,7 @@ TEST(Pages, LinksAndPathsExist) {
     if (entry.path().extension() == ".md") pages.push_back("docs" / entry.path().filename());
   ASSERT_GE(pages.size(), 5u);
   for (const auto& page : pages) {
-    const std::string text = read_file(root / page);
+    const std::string text = prose_of(read_file(root / page));
     for (const auto& link : links_of(text)) {
       ++links;
       EXPECT_TRUE(std::filesystem::exists(root / page.parent_path() / link))

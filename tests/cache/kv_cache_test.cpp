@@ -313,7 +313,7 @@ TEST(KvCache, RefusedCallsSayWhy) {
          "query tokens is 11; the layer has 10 tokens; give a position");
   q.tokens = 1;
   expect(c.cache.attend(id, 0, q, {}, c.workspace),
-         "softmax_scale is 0.000000; it must be positive");
+         "softmax_scale must be given: a positive number");
   EXPECT_EQ(c.cache.length(id), 10);
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <istream>
+#include <memory_resource>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "cache_state.hpp"
 #include "file_format.hpp"
 #include "file_sections.hpp"
+#include "fixed_array.hpp"
 #include "kv_cache.hpp"
 #include "moments_file.hpp"
 #include "page_table.hpp"
@@ -139,14 +141,14 @@ class cache_reader {
                       std::to_string(header_.sequences) + " sequences are saved; " +
                           std::to_string(table_.free_sequence_count()) + " can be created");
     ids_.reserve(header_.sequences);
-    used_.assign(header_.pages, false);
+    used_.emplace(header_.pages, std::pmr::new_delete_resource(), false);
     for (std::uint32_t i = 0; i < header_.sequences; ++i) {
       auto made = table_.create();
       if (!made.ok()) return in_.fail(made.why().code(), made.why().message());
       ids_.push_back(made.value());
       if (!read_sequence(made.value())) return false;
     }
-    for (const bool used : used_)
+    for (const bool used : *used_)
       if (!used) return in_.fail(error_code::invalid_data, "a page belongs to no sequence");
     return true;
   }
@@ -188,7 +190,7 @@ class cache_reader {
       if (p.count < 1 || p.count > table_.group()) return bad("a page with a wrong count");
       if (p.page < 0 || static_cast<std::uint32_t>(p.page) >= header_.pages)
         return bad("a page that is not in the file");
-      used_[static_cast<std::size_t>(p.page)] = true;
+      (*used_)[static_cast<std::size_t>(p.page)] = true;
       p.page = pages_->numbers()[static_cast<std::size_t>(p.page)];
       end += static_cast<std::uint64_t>(p.count);
     }
@@ -239,7 +241,7 @@ class cache_reader {
   cache_file_header header_;
   std::optional<claimed_pages> pages_;  // by index in the file
   std::vector<sequence_id> ids_;
-  std::vector<bool> used_;
+  std::optional<fixed_array<bool>> used_;  // pages that belong to a sequence
 };
 
 }  // namespace KVARN_ISA_NAMESPACE

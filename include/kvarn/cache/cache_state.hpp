@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory_resource>
 #include <new>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -41,18 +42,22 @@ inline namespace KVARN_ISA_NAMESPACE {
 // Memory that calls work in; grows to what they need and stays. One per thread.
 class cache_workspace {
  public:
-  float* floats(std::size_t count) {
-    if (floats_.size() < count) floats_.resize(count);
-    return floats_.data();
-  }
-  sealed_group* groups(std::size_t count) {
-    if (groups_.size() < count) groups_.resize(count);
-    return groups_.data();
-  }
+  float* floats(std::size_t count) { return grown(floats_, count); }
+  sealed_group* groups(std::size_t count) { return grown(groups_, count); }
 
  private:
-  std::vector<float> floats_;
-  std::vector<sealed_group> groups_;
+  // Not of std::vector: its functions are shared with files for other instruction sets.
+  template <class V>
+  using array = std::optional<fixed_array<V>>;
+
+  template <class V>
+  static V* grown(array<V>& memory, std::size_t count) {
+    if (!memory || memory->size() < count) memory.emplace(count, std::pmr::new_delete_resource());
+    return memory->begin();
+  }
+
+  array<float> floats_;
+  array<sealed_group> groups_;
 };
 
 // What f() returns, or out_of_memory where an allocation in it fails.

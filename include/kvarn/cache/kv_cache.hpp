@@ -337,9 +337,7 @@ class kv_cache {
                        "the layer has " + std::to_string(s().table.appended(id, layer)) +
                            " tokens; give a position");
     if (!(options.softmax_scale > 0.0f))
-      return {
-          error_code::invalid_argument,
-          "softmax_scale is " + std::to_string(options.softmax_scale) + "; it must be positive"};
+      return {error_code::invalid_argument, "softmax_scale must be given: a positive number"};
     return {};
   }
 
