@@ -28,6 +28,13 @@
 #define KVARN_NOINLINE inline __attribute__((noinline))
 #endif
 
+// The same for what no fast target calls, or only a failure: optimised for size.
+#if defined(__GNUC__)
+#define KVARN_COLD KVARN_NOINLINE __attribute__((cold))
+#else
+#define KVARN_COLD KVARN_NOINLINE
+#endif
+
 // For the small functions of types that cross translation units. Always inlined, so that the linker
 // never hands a copy compiled for a newer CPU to a caller compiled for an older one.
 #define KVARN_INLINE KVARN_HOST_DEVICE KVARN_ALWAYS_INLINE

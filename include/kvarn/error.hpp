@@ -1,4 +1,5 @@
-// How the library reports what it cannot accept: a status or a result, with a message for a person.
+// How the library reports what it cannot accept: a status or a result, with a
+// message for a person.
 #pragma once
 
 #include <concepts>
@@ -65,9 +66,10 @@ struct message_part {
   bool negative = false;
   unsigned long long magnitude = 0;
 
-  constexpr message_part(const char* words) : text(words) {}  // NOLINT(google-explicit-constructor)
+  KVARN_INLINE constexpr message_part(const char* words)
+      : text(words) {}  // NOLINT(google-explicit-constructor)
   template <std::integral T>
-  constexpr message_part(T number)  // NOLINT(google-explicit-constructor)
+  KVARN_INLINE constexpr message_part(T number)  // NOLINT(google-explicit-constructor)
       : magnitude(static_cast<unsigned long long>(number)) {
     if constexpr (std::signed_integral<T>) negative = number < 0;
     if (negative) magnitude = 0 - magnitude;
@@ -77,13 +79,24 @@ struct message_part {
 inline namespace KVARN_ISA_NAMESPACE {
 
 // Out of line, as all that only failures need.
-KVARN_NOINLINE void append_parts(std::string& message, std::initializer_list<message_part> parts) {
-  for (const message_part& part : parts)
-    message += part.text != nullptr ? part.text
-                                    : (part.negative ? "-" : "") + std::to_string(part.magnitude);
+KVARN_COLD void append_parts(std::string& message, std::initializer_list<message_part> parts) {
+  for (const message_part& part : parts) {
+    char digits[24];
+    char* first = digits + sizeof(digits) - 1;
+    *first = '\0';
+    const char* text = part.text;
+    if (text == nullptr) {
+      unsigned long long left = part.magnitude;
+      do *--first = static_cast<char>('0' + left % 10);
+      while ((left /= 10) != 0);
+      if (part.negative) *--first = '-';
+      text = first;
+    }
+    message.append(text);
+  }
 }
 
-KVARN_NOINLINE status failure(error_code code, std::initializer_list<message_part> parts) {
+KVARN_COLD status failure(error_code code, std::initializer_list<message_part> parts) {
   std::string message;
   append_parts(message, parts);
   return {code, std::move(message)};

@@ -43,7 +43,7 @@ struct rounded_fp8 {
 inline namespace KVARN_ISA_NAMESPACE {
 
 // The FP8 nearest to `value`.
-KVARN_NOINLINE rounded_fp8 round_fp8(float value, scale_type type) {
+KVARN_COLD rounded_fp8 round_fp8(float value, scale_type type) {
   if (type == scale_type::ue5m3) {
     const ue5m3 code(value);
     return {code.bits, static_cast<float>(code)};
@@ -53,13 +53,13 @@ KVARN_NOINLINE rounded_fp8 round_fp8(float value, scale_type type) {
 }
 
 // The binary16 nearest to `value`; never an infinity, never -0.
-KVARN_NOINLINE float16 nearest_zero(float value) {
+KVARN_COLD float16 nearest_zero(float value) {
   const float16 zero = float16::saturated(value);
   return zero.bits == 0x8000 ? float16::from_bits(0) : zero;
 }
 
 // The largest binary16 that is not above `value`; never an infinity, never -0.
-KVARN_NOINLINE float16 zero_below(float value) {
+KVARN_COLD float16 zero_below(float value) {
   const float16 zero = nearest_zero(value);
   if (!(static_cast<float>(zero) > value)) return zero;
   if (zero.bits == 0) return float16::from_bits(0x8001);  // the largest negative number
@@ -84,8 +84,8 @@ inline float inverse_range(float step, int max_code) {
 // is rounded down and the step reaches from there to the end, so that the codes cover the range
 // also where a binary16 resolves the column's offset less finely than its spread; without, the zero
 // is rounded to nearest and the step is that of the range, as the paper has it.
-KVARN_NOINLINE column_grid fit_range(const scaled_tile& tile, int col, float range, bool cover,
-                                     int max_code, scale_type type) {
+KVARN_COLD column_grid fit_range(const scaled_tile& tile, int col, float range, bool cover,
+                                 int max_code, scale_type type) {
   float low = 0x1p126f;
   float high = -0x1p126f;
   for (int r = 0; r < tile.rows; ++r) {
@@ -107,8 +107,8 @@ struct column_sums {
 };
 
 // `weight`: one per row, or null for ones.
-KVARN_NOINLINE column_sums sum_column(const scaled_tile& tile, int col, const column_grid& grid,
-                                      int max_code, const float* weight) {
+KVARN_COLD column_sums sum_column(const scaled_tile& tile, int col, const column_grid& grid,
+                                  int max_code, const float* weight) {
   float w[lanes] = {};
   float wc[lanes] = {};
   float wcc[lanes] = {};
@@ -135,8 +135,8 @@ KVARN_NOINLINE column_sums sum_column(const scaled_tile& tile, int col, const co
 }
 
 // Least-squares step and zero for the codes that the grid gives now, rows weighted.
-KVARN_NOINLINE column_grid refit(const scaled_tile& tile, int col, const column_grid& grid,
-                                 int max_code, const float* weight, scale_type type) {
+KVARN_COLD column_grid refit(const scaled_tile& tile, int col, const column_grid& grid,
+                             int max_code, const float* weight, scale_type type) {
   const column_sums s = sum_column(tile, col, grid, max_code, weight);
   column_grid fitted = grid;
   const float scaled = s.w * s.wcc;
@@ -153,8 +153,8 @@ KVARN_NOINLINE column_grid refit(const scaled_tile& tile, int col, const column_
 // The step and zero that keep, with the codes of `grid`, a column's mean and make the stored values
 // unbiased: the regression of the stored on the original values has slope 1. (A least-squares fit
 // shrinks what it stores; random errors average out over tokens and layers, a bias does not.)
-KVARN_NOINLINE column_grid unbias(const scaled_tile& tile, int col, const column_grid& grid,
-                                  int max_code, scale_type type) {
+KVARN_COLD column_grid unbias(const scaled_tile& tile, int col, const column_grid& grid,
+                              int max_code, scale_type type) {
   const column_sums s = sum_column(tile, col, grid, max_code, nullptr);
   const float inverse_n = 1.0f / static_cast<float>(tile.rows);
   const float variance = std::fma(-(s.wt * inverse_n), s.wt, s.wtt);

@@ -113,7 +113,7 @@ void load_tile(tokens_view<T> tokens, const tile_layout& layout, bool rotate, fl
 
 // About the geometric mean of n numbers, zeros left out; 0 where all are. (The mean of the bit
 // patterns, which is that of logarithms interpolated linearly within an octave.)
-KVARN_NOINLINE float typical(const float* values, int n) {
+KVARN_COLD float typical(const float* values, int n) {
   std::uint32_t sum = 0;
   std::uint32_t count = 0;
   for (int i = 0; i < n; ++i) {
@@ -127,7 +127,7 @@ KVARN_NOINLINE float typical(const float* values, int n) {
 // row_scale[r] = the root mean square of row r of x * unit, times a common factor near 1 by which
 // the typical row lies in the middle of what one FP8 code holds: a large offset that all rows share
 // is then not torn apart by the rounding of their scales.
-KVARN_NOINLINE void rms_scales(const float* x, int rows, int cols, float unit, float* row_scale) {
+KVARN_COLD void rms_scales(const float* x, int rows, int cols, float unit, float* row_scale) {
   const float inverse_n = 1.0f / static_cast<float>(cols);
   for (int r = 0; r < rows; ++r) {
     const float* row = x + static_cast<std::ptrdiff_t>(r) * cols;
@@ -144,8 +144,8 @@ KVARN_NOINLINE void rms_scales(const float* x, int rows, int cols, float unit, f
 // The same of the tile whose columns are divided by their own root mean square, so that one token
 // out of proportion does not decide the scales for the others; the typical column gives the
 // magnitude. `col_rms`: cols floats of workspace.
-KVARN_NOINLINE void equalized_rms_scales(const float* x, int rows, int cols, float unit,
-                                         float* col_rms, float* row_scale) {
+KVARN_COLD void equalized_rms_scales(const float* x, int rows, int cols, float unit, float* col_rms,
+                                     float* row_scale) {
   const float inverse_rows = 1.0f / static_cast<float>(rows);
   for (int c = 0; c < cols; ++c) {
     const float squares = lane_sum(rows, [&](int r, float sum) {
@@ -173,9 +173,9 @@ KVARN_NOINLINE void equalized_rms_scales(const float* x, int rows, int cols, flo
 }
 
 // Encodes the tile buffers.x * unit, upper_factor as below.
-KVARN_NOINLINE normalize_report encode_loaded(const encode_buffers& buffers, tile_view out,
-                                              const encoder_recipe& recipe, float unit,
-                                              const float* upper_factor) {
+KVARN_COLD normalize_report encode_loaded(const encode_buffers& buffers, tile_view out,
+                                          const encoder_recipe& recipe, float unit,
+                                          const float* upper_factor) {
   const tile_layout& layout = out.layout;
   const scale_type type = layout.scale;
   const int rows = layout.rows();

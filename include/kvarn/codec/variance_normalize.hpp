@@ -57,7 +57,7 @@ struct moments {
   float std;
 };
 
-KVARN_NOINLINE moments moments_about(float shift, float sum, float squares, int n, float unit) {
+KVARN_COLD moments moments_about(float shift, float sum, float squares, int n, float unit) {
   const float inverse_n = 1.0f / static_cast<float>(n);
   moments m{};
   m.mean = std::fma(sum, inverse_n, shift);
@@ -67,8 +67,8 @@ KVARN_NOINLINE moments moments_about(float shift, float sum, float squares, int 
 }
 
 // Moments of n numbers at x[0], x[stride], ..., each multiplied by its weight.
-KVARN_NOINLINE moments weighted_moments(const float* x, std::ptrdiff_t stride, const float* weights,
-                                        int n, float shift, float unit) {
+KVARN_COLD moments weighted_moments(const float* x, std::ptrdiff_t stride, const float* weights,
+                                    int n, float shift, float unit) {
   float sum[lanes] = {};
   float squares[lanes] = {};
   for (int i = 0; i < n; ++i) {
@@ -102,8 +102,8 @@ class spread {
 };
 
 // Standard deviation of the whole tile from the moments of its rows.
-KVARN_NOINLINE float overall_std(const float* mean, const float* squares, int rows, int cols,
-                                 float unit) {
+KVARN_COLD float overall_std(const float* mean, const float* squares, int rows, int cols,
+                             float unit) {
   const auto n = static_cast<float>(cols);
   const float sum = lane_sum(rows, [&](int r, float s) { return s + (mean[r] - mean[0]); });
   const float within = lane_sum(rows, [&](int r, float s) {
@@ -122,10 +122,9 @@ KVARN_NOINLINE float overall_std(const float* mean, const float* squares, int ro
 // x[r][c] * unit). Writes rows row scales and cols column scales such that
 // x[r][c] * unit / (row_scale[r] * col_scale[c]) is the normalised tile. x is not changed.
 // `workspace`: normalize_workspace(rows, cols) floats. Precondition: rows, cols >= 1, all finite.
-KVARN_NOINLINE normalize_report variance_normalize(const float* x, int rows, int cols, float unit,
-                                                   const normalize_options& options,
-                                                   float* row_scale, float* col_scale,
-                                                   float* workspace) {
+KVARN_COLD normalize_report variance_normalize(const float* x, int rows, int cols, float unit,
+                                               const normalize_options& options, float* row_scale,
+                                               float* col_scale, float* workspace) {
   float* const row_weight = workspace;       // 1 / row scale
   float* const row_std = row_weight + rows;  // under the current column weights
   float* const row_shift = row_std + rows;   // last mean: where the next sums start

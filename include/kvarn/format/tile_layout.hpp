@@ -162,7 +162,7 @@ struct checked_field {
 };
 
 // Ok, or what is wrong with the first field that has a value it may not have.
-KVARN_NOINLINE status check_fields(std::initializer_list<checked_field> fields) {
+KVARN_COLD status check_fields(std::initializer_list<checked_field> fields) {
   for (const checked_field& field : fields) {
     bool found = false;
     for (const int candidate : field.allowed) found = found || candidate == field.value;
@@ -185,7 +185,7 @@ constexpr checked_field check_scale_type(scale_type type) {
 }  // namespace detail
 
 // Whether records of this shape exist.
-KVARN_NOINLINE status validate(const tile_layout& layout) {
+KVARN_COLD status validate(const tile_layout& layout) {
   return detail::check_fields(
       {{"tile kind", static_cast<int>(layout.kind), detail::zero_or_one, "0 (key) and 1 (value)"},
        {"head_dim", layout.head_dim, supported_head_dims},
@@ -194,7 +194,7 @@ KVARN_NOINLINE status validate(const tile_layout& layout) {
        detail::check_scale_type(layout.scale)});
 }
 
-KVARN_NOINLINE status validate(const cache_format& format) {
+KVARN_COLD status validate(const cache_format& format) {
   return detail::check_fields({{"key head_dim", format.key_head_dim, supported_head_dims},
                                {"value head_dim", format.value_head_dim, supported_head_dims},
                                {"group", format.group, supported_groups},

@@ -114,9 +114,8 @@ inline namespace KVARN_ISA_NAMESPACE {
 namespace detail {
 
 // Whether `size` bytes at `data` hold `count` records, `stride` bytes apart.
-KVARN_NOINLINE status check_records(const std::byte* data, std::size_t size,
-                                    const tile_layout& layout, std::size_t stride,
-                                    std::size_t count) {
+KVARN_COLD status check_records(const std::byte* data, std::size_t size, const tile_layout& layout,
+                                std::size_t stride, std::size_t count) {
   status shape = validate(layout);
   if (!shape.ok()) return shape;
   const std::size_t record = layout.record_bytes();
@@ -147,7 +146,7 @@ result<basic_tile_array<Byte>> view_tiles(Byte* data, std::size_t size, const ti
 
 // Whether foreign bytes are a record: steps, scales and zeros must be finite, steps and scales not
 // negative. (Any codes are valid.)
-KVARN_NOINLINE status validate_record(const_tile_view tile, std::size_t size) {
+KVARN_COLD status validate_record(const_tile_view tile, std::size_t size) {
   status fits = detail::check_records(tile.data, size, tile.layout, tile.layout.record_bytes(), 1);
   if (!fits.ok()) return fits;
   const auto valid = [&](std::uint8_t bits) {

@@ -90,7 +90,7 @@ KVARN_NOINLINE void sum_row_squares(const float* x, std::ptrdiff_t stride, int r
                                     const float* weight, float* squares) {
   alignas(64) float ones[max_head_dim];
   if (weight == nullptr) {
-    for (int c = 0; c < cols; c += 16) store(ones + c, set1(1.0f));
+    fill(ones, cols, 1.0f);
     weight = ones;
   }
   for (int r = 0; r < rows; r += 16) {

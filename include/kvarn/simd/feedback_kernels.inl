@@ -6,20 +6,21 @@
 inline constexpr int feedback_block = 8;
 inline constexpr int feedback_rows = 128;  // rows at a time
 
-// target[b][0 .. 16 * Count - 1] += or -= sum over i < count, in this order, of
-// vectors[stride * i + ...] * coefficients[i][b], from the rows at `target` on.
+// target[b][...] += or -= sum over i < count, in this order, of vectors[stride * i + ...] *
+// coefficients[i][b], from the rows at `target` on: Count vectors of rows, `apart` rows from each
+// other; 0: the same rows, for a count of rows that is no multiple of 16 * Count.
 template <int Count, bool Subtract>
 KVARN_NOINLINE void accumulate_panel(const float* vectors, std::ptrdiff_t stride, int count,
                                      const float* coefficients, std::ptrdiff_t next, float* target,
-                                     std::ptrdiff_t target_stride) {
+                                     std::ptrdiff_t target_stride, std::ptrdiff_t apart) {
   f32 sum[feedback_block][Count];
   KVARN_UNROLL
   for (int b = 0; b < feedback_block; ++b) KVARN_UNROLL
-  for (int k = 0; k < Count; ++k) sum[b][k] = load(target + target_stride * b + 16 * k);
+  for (int k = 0; k < Count; ++k) sum[b][k] = load(target + target_stride * b + apart * k);
   for (int i = 0; i < count; ++i) {
     f32 v[Count];
     KVARN_UNROLL
-    for (int k = 0; k < Count; ++k) v[k] = load(vectors + stride * i + 16 * k);
+    for (int k = 0; k < Count; ++k) v[k] = load(vectors + stride * i + apart * k);
     KVARN_UNROLL
     for (int b = 0; b < feedback_block; ++b) {
       const f32 factor = set1(coefficients[next * i + b]);
@@ -30,20 +31,18 @@ KVARN_NOINLINE void accumulate_panel(const float* vectors, std::ptrdiff_t stride
   }
   KVARN_UNROLL
   for (int b = 0; b < feedback_block; ++b) KVARN_UNROLL
-  for (int k = 0; k < Count; ++k) store(target + target_stride * b + 16 * k, sum[b][k]);
+  for (int k = 0; k < Count; ++k) store(target + target_stride * b + apart * k, sum[b][k]);
 }
 
+// The same for `length` rows, a multiple of 16.
 template <bool Subtract>
-void accumulate_products(const float* vectors, std::ptrdiff_t stride, int count,
-                         const float* coefficients, std::ptrdiff_t next, float* target,
-                         std::ptrdiff_t target_stride, int length) {
-  int r = 0;
-  for (; r + 32 <= length; r += 32)
+KVARN_ALWAYS_INLINE void accumulate_products(const float* vectors, std::ptrdiff_t stride, int count,
+                                             const float* coefficients, std::ptrdiff_t next,
+                                             float* target, std::ptrdiff_t target_stride,
+                                             int length) {
+  for (int r = 0; r < length; r += 32)
     accumulate_panel<2, Subtract>(vectors + r, stride, count, coefficients, next, target + r,
-                                  target_stride);
-  if (r < length)
-    accumulate_panel<1, Subtract>(vectors + r, stride, count, coefficients, next, target + r,
-                                  target_stride);
+                                  target_stride, r + 16 < length ? 16 : 0);
 }
 
 // Column b of a block: adds the errors of the block's earlier columns to what is to be rounded,
@@ -56,24 +55,31 @@ KVARN_NOINLINE void round_column(const encode_state& state, int c, int b, int co
   const f32 inverse_range = set1(state.inverse_range[c + b]);
   const f32 max_code = set1(static_cast<float>(state.max_code));
   for (int r = 0; r < count; r += 32) {
-    f32 sum[2] = {load(target[b] + r), load(target[b] + r + 16)};
+    const int apart = r + 16 < count ? 16 : 0;  // as in accumulate_panel
+    float* const deviation = x + state.stride * b + r;
+    f32 sum[2];
+    f32 t[2];
+    KVARN_UNROLL
+    for (int k = 0; k < 2; ++k) {
+      sum[k] = load(target[b] + r + apart * k);
+      t[k] = load(deviation + apart * k);
+    }
     for (int i = 0; i < b; ++i) {
       const float* const error = x + state.stride * i + r;
       const f32 coefficient = set1(coefficients[feedback_block * i + b]);
-      sum[0] = fma(load(error), coefficient, sum[0]);
-      sum[1] = fma(load(error + 16), coefficient, sum[1]);
+      KVARN_UNROLL
+      for (int k = 0; k < 2; ++k) sum[k] = fma(load(error + apart * k), coefficient, sum[k]);
     }
     KVARN_UNROLL
     for (int k = 0; k < 2; ++k) {
       const f32 code = raw_code(sum[k], inverse_range, max_code);
-      float* const deviation = x + state.stride * b + r + 16 * k;
-      store(target[b] + r + 16 * k, code);
-      store(deviation, fnma(sub(code, set1(code_magic)), step, load(deviation)));
+      store(target[b] + r + apart * k, code);
+      store(deviation + apart * k, fnma(sub(code, set1(code_magic)), step, t[k]));
     }
   }
 }
 
-// Codes with error feedback of rows first .. first + count - 1, a multiple of 32 up to
+// Codes with error feedback of rows first .. first + count - 1, a multiple of 16 up to
 // feedback_rows. Errors take the place of the columns.
 KVARN_NOINLINE void encode_with_feedback(encode_state& state, const float* upper, int first,
                                          int count) {
@@ -95,9 +101,8 @@ KVARN_NOINLINE void encode_with_feedback(encode_state& state, const float* upper
         store(target[b] + r, t);
       }
     }
-    for (int r = 0; r < count; r += 32)
-      accumulate_panel<2, false>(state.x + first + r, state.stride, c, coefficients, feedback_block,
-                                 target[0] + r, feedback_rows);
+    accumulate_products<false>(state.x + first, state.stride, c, coefficients, feedback_block,
+                               target[0], feedback_rows, count);
     for (int b = 0; b < feedback_block; ++b)
       round_column(state, c, b, count, coefficients + feedback_block * c, block, target);
     if (c % 16 == 0) continue;
@@ -125,7 +130,8 @@ KVARN_NOINLINE void accumulate_moment(const float* queries, int head_dim, int co
     // What lies below the diagonal stays as it is.
     alignas(64) float below[feedback_block][16];
     for (int b = 0; b < feedback_block; ++b) store(below[b], load(sums + (row + b) * n + col));
-    accumulate_panel<1, false>(queries + col, n, count, queries + row, n, sums + row * n + col, n);
+    accumulate_panel<1, false>(queries + col, n, count, queries + row, n, sums + row * n + col, n,
+                               0);
     for (int b = 0; b < feedback_block; ++b) {
       float* const p = sums + (row + b) * n + col;
       const i32 diagonal = set1_i32(static_cast<std::int32_t>(row + b - col));

@@ -40,6 +40,10 @@ struct column_run {
   float* squares;
 };
 
+KVARN_NOINLINE void fill(float* x, int n, float value) {
+  for (int i = 0; i < n; i += 16) store(x + i, set1(value));
+}
+
 // What a tile is normalised with; columns are in fold_order.
 struct normalize_state {
   alignas(64) float row_scale[max_head_dim];
@@ -279,6 +283,12 @@ KVARN_NOINLINE void find_row_moments(const column_major_tile& tile, normalize_st
   }
 }
 
+// The first row under the row weights is where the sums of the columns start.
+KVARN_NOINLINE void shift_columns(const column_major_tile& tile, normalize_state& state) {
+  for (int c = 0; c < tile.cols; ++c)
+    state.col_shift[c] = rounded(state.column[c][0] * state.row_weight[0]);
+}
+
 // kvarn::detail::overall_std.
 KVARN_NOINLINE float overall_std(const float* mean, const float* squares, int rows, int cols,
                                  float unit) {
@@ -316,16 +326,12 @@ KVARN_NOINLINE normalize_report normalize_columns(const column_major_tile& tile,
       state.column[lane * per_lane + i] =
           tile.x + column_stride(rows) * (fold_order[lane] + 16 * i);
   make_runs(state, rows, cols);
-  for (int c = 0; c < cols; c += 16) {
-    store(state.col_scale + c, set1(1.0f));
-    store(state.col_weight + c, set1(1.0f));
-  }
-  for (int c = 0; c < cols; ++c) state.col_shift[c] = state.column[c][0];
-  for (int r = 0; r < rows; r += 16) {
-    store(state.row_scale + r, set1(1.0f));
-    store(state.row_weight + r, set1(1.0f));
-    store(state.row_shift + r, load(tile.x + r));
-  }
+  fill(state.col_scale, cols, 1.0f);
+  fill(state.col_weight, cols, 1.0f);
+  fill(state.row_scale, rows, 1.0f);
+  fill(state.row_weight, rows, 1.0f);
+  shift_columns(tile, state);
+  std::memcpy(state.row_shift, tile.x, sizeof(float) * static_cast<std::size_t>(rows));
   spreads columns = no_spread();
   // The row weights, which the columns of the start of an equivariant one need, come from the rows.
   sweep_tile(tile, {!equivariant, false, true}, low, high, equivariant, state, columns);
@@ -336,10 +342,9 @@ KVARN_NOINLINE normalize_report normalize_columns(const column_major_tile& tile,
     if (!(tile_std >= 0x1p-100f)) tile_std = 1.0f;  // a constant tile
   }
   const float inverse_tile_std = 1.0f / tile_std;
-  for (int r = 0; r < rows; r += 16) store(state.row_weight + r, set1(inverse_tile_std));
+  fill(state.row_weight, rows, inverse_tile_std);
   if (equivariant) {
-    for (int c = 0; c < cols; c += 16)
-      store(state.col_shift + c, mul(load(state.col_shift + c), set1(inverse_tile_std)));
+    shift_columns(tile, state);
     sweep_tile(tile, {true, false, false}, low, high, equivariant, state, columns);
   }
   float column_ratio = spread_ratio(columns);
@@ -356,8 +361,8 @@ KVARN_NOINLINE normalize_report normalize_columns(const column_major_tile& tile,
     if (iteration == 0 || imbalance <= report.imbalance) {  // ties take the newer
       report.best = iteration;
       report.imbalance = imbalance;
-      for (int r = 0; r < rows; r += 16) store(state.best_row + r, load(state.row_scale + r));
-      for (int c = 0; c < cols; c += 16) store(state.best_col + c, load(state.col_scale + c));
+      std::memcpy(state.best_row, state.row_scale, sizeof(state.best_row));
+      std::memcpy(state.best_col, state.col_scale, sizeof(state.best_col));
     }
     if (iteration == options.iterations) break;
     report.iterations = iteration + 1;
@@ -369,8 +374,7 @@ KVARN_NOINLINE normalize_report normalize_columns(const column_major_tile& tile,
       store(state.row_scale + r, scale);
       store(state.row_weight + r, mul(div(set1(1.0f), scale), set1(inverse_tile_std)));
     }
-    for (int c = 0; c < cols; ++c)
-      state.col_shift[c] = rounded(state.column[c][0] * state.row_weight[0]);
+    shift_columns(tile, state);
     columns = no_spread();
     sweep_tile(tile, {true, true, true}, low, high, equivariant, state, columns);
     column_ratio = spread_ratio(columns);
