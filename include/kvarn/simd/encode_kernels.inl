@@ -204,19 +204,22 @@ KVARN_NOINLINE void load_rotated(const float* token, int head_dim, bool rotate, 
     std::memcpy(x, token, sizeof(float) * static_cast<std::size_t>(head_dim));
 }
 
-// Sixteen tokens to 16 rows of a column-major tile of keys.
+// Sixteen tokens to 16 rows of a column-major tile of keys. False where one holds something that
+// sanitize replaces.
 template <class T>
-KVARN_NOINLINE void load_keys(token_rows<T> tokens, int head_dim, bool rotate, float* x,
+KVARN_NOINLINE bool load_keys(token_rows<T> tokens, int head_dim, bool rotate, float* x,
                               std::ptrdiff_t stride) {
   alignas(64) float columns[16 * max_head_dim];
   const int block = rotate ? head_dim / hadamard_core(head_dim) : 1;
+  i32 largest = set1_i32(0);
   for (int d = 0; d < head_dim; d += 16) {
     // Where rotate_columns stores in a burst.
     for (int i = 0; i < 16; ++i) prefetch(reinterpret_cast<const std::byte*>(x + stride * (d + i)));
     transpose_block(tokens.x + d, tokens.stride, rotate ? columns + 16 * d : x + stride * d,
-                    rotate ? 16 : stride, 1.0f, block);
+                    rotate ? 16 : stride, 1.0f, block, &largest);
   }
   if (rotate) rotate_columns(columns, head_dim, stages_of_transpose(block), x, stride);
+  return !any_less(set1_i32(largest_storable), largest);
 }
 
 // kvarn::detail::load_tile into a column-major tile of that stride; `squares` receives the sums of
@@ -233,10 +236,8 @@ void load_tile(tokens_view<const T> tokens, const tile_layout& layout, bool rota
         load_rotated(rows.x + rows.stride * i, head_dim, rotate, 1.0f, x + stride * (t + i));
       continue;
     }
-    if (const token_rows<T> rows{tokens.data + t * tokens.token_stride, tokens.token_stride};
-        tokens.channel_stride == 1 && are_storable(rows, 16, head_dim))
-      load_keys(rows, head_dim, rotate, x + t, stride);
-    else
+    const token_rows<T> rows{tokens.data + t * tokens.token_stride, tokens.token_stride};
+    if (tokens.channel_stride != 1 || !load_keys(rows, head_dim, rotate, x + t, stride))
       load_keys(copy_rows(tokens, t, 16, head_dim, buffer, replaced), head_dim, rotate, x + t,
                 stride);
     sum_row_squares(x + t, stride, 16, head_dim, nullptr, squares + t);

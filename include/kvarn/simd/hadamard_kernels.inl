@@ -183,14 +183,24 @@ KVARN_NOINLINE void rotate_columns(float* columns, int n, int half, float* out,
 
 // Copies 16 x 16 numbers, transposed: row i at `in` + stride * i to out + out_stride * column;
 // times `factor`. Where registers hold the 16 vectors it makes the stages < `block` between the
-// columns too.
+// columns too. `largest`: of magnitude_bits so far, unless it is null.
 template <class T>
 KVARN_NOINLINE void transpose_block(const T* in, std::ptrdiff_t stride, float* out,
                                     std::ptrdiff_t out_stride, float factor = 1.0f,
-                                    [[maybe_unused]] int block = 1) {
+                                    [[maybe_unused]] int block = 1, i32* largest = nullptr) {
   f32 r[16];
   KVARN_UNROLL
-  for (int i = 0; i < 16; ++i) r[i] = mul(load_channels(in + stride * i), set1(factor));
+  for (int i = 0; i < 16; ++i) r[i] = load_channels(in + stride * i);
+  if (largest != nullptr) {
+    i32 seen = *largest;
+    KVARN_UNROLL
+    for (int i = 0; i < 16; ++i) seen = max(seen, magnitude_bits(r[i]));
+    *largest = seen;
+  }
+  if (factor != 1.0f) {
+    KVARN_UNROLL
+    for (int i = 0; i < 16; ++i) r[i] = mul(r[i], set1(factor));
+  }
   transpose(r);
   if constexpr (holds_16_vectors) {
     if (block >= 4) butterflies<1, 4>(r);
