@@ -98,7 +98,7 @@ KVARN_COLD column_grid fit_range(const scaled_tile& tile, int col, float range, 
   const float start = std::fma(0.5f * (1.0f - range), width, low);
   const auto zero = static_cast<float>(cover ? zero_below(start) : nearest_zero(start));
   const float reach = cover ? std::fma(range, width, start) - zero : range * width;
-  return {zero, round_fp8(reach * (1.0f / static_cast<float>(max_code)), type).value};
+  return {zero, round_fp8(rounded(reach * (1.0f / static_cast<float>(max_code))), type).value};
 }
 
 // Sums over the rows of a column with weights w, codes c and deviations t from the column's zero.

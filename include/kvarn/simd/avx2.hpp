@@ -228,12 +228,9 @@ KVARN_ALWAYS_INLINE __m256 reduce_eight(const f32* r) {
       reduce_pair<Kind>(_mm256_shuffle_ps(t[0], t[1], 0x88), _mm256_shuffle_ps(t[0], t[1], 0xdd));
   return _mm256_permute_ps(sums, 0xd8);  // from rows 0, 2, 1, 3
 }
-// Lane i: fold(r[i]), the minimum and the maximum of the lanes of r[i].
+// Lane i: fold(r[i]), and the maximum of the lanes of r[i].
 KVARN_ALWAYS_INLINE f32 fold_each(const f32 (&r)[16]) {
   return {reduce_eight<reduction::sum>(r), reduce_eight<reduction::sum>(r + 8)};
-}
-KVARN_ALWAYS_INLINE f32 min_each(const f32 (&r)[16]) {
-  return {reduce_eight<reduction::minimum>(r), reduce_eight<reduction::minimum>(r + 8)};
 }
 KVARN_ALWAYS_INLINE f32 max_each(const f32 (&r)[16]) {
   return {reduce_eight<reduction::maximum>(r), reduce_eight<reduction::maximum>(r + 8)};

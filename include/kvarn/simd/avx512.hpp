@@ -129,11 +129,10 @@ KVARN_ALWAYS_INLINE float fold(f32 a) {
 KVARN_ALWAYS_INLINE float max_lane(f32 a) { return _mm512_reduce_max_ps(a.v); }
 KVARN_ALWAYS_INLINE float min_lane(f32 a) { return _mm512_reduce_min_ps(a.v); }
 
-enum class reduction { sum, minimum, maximum };
+enum class reduction { sum, maximum };
 template <reduction Kind>
 KVARN_ALWAYS_INLINE __m512 reduce_pair(__m512 a, __m512 b) {
   if constexpr (Kind == reduction::sum) return _mm512_add_ps(a, b);
-  if constexpr (Kind == reduction::minimum) return _mm512_min_ps(a, b);
   if constexpr (Kind == reduction::maximum) return _mm512_max_ps(a, b);
 }
 template <reduction Kind>
@@ -162,9 +161,8 @@ KVARN_ALWAYS_INLINE f32 reduce_each(const f32 (&r)[16]) {
   return {reduce_pair<Kind>(_mm512_mask_blend_ps(0xaaaa, t[0], t[1]),
                             _mm512_permutex2var_ps(t[0], swap1, t[1]))};
 }
-// Lane i: fold(r[i]), the minimum and the maximum of the lanes of r[i].
+// Lane i: fold(r[i]), and the maximum of the lanes of r[i].
 KVARN_ALWAYS_INLINE f32 fold_each(const f32 (&r)[16]) { return reduce_each<reduction::sum>(r); }
-KVARN_ALWAYS_INLINE f32 min_each(const f32 (&r)[16]) { return reduce_each<reduction::minimum>(r); }
 KVARN_ALWAYS_INLINE f32 max_each(const f32 (&r)[16]) { return reduce_each<reduction::maximum>(r); }
 
 // How 16 vectors are rotated: all in registers, or a few at a time.

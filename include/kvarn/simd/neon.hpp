@@ -301,9 +301,8 @@ KVARN_ALWAYS_INLINE f32 reduce_each(const f32 (&r)[16]) {
   return {{reduce_four<Kind>(r), reduce_four<Kind>(r + 4), reduce_four<Kind>(r + 8),
            reduce_four<Kind>(r + 12)}};
 }
-// Lane i: fold(r[i]), the minimum and the maximum of the lanes of r[i].
+// Lane i: fold(r[i]), and the maximum of the lanes of r[i].
 KVARN_ALWAYS_INLINE f32 fold_each(const f32 (&r)[16]) { return reduce_each<reduction::sum>(r); }
-KVARN_ALWAYS_INLINE f32 min_each(const f32 (&r)[16]) { return reduce_each<reduction::minimum>(r); }
 KVARN_ALWAYS_INLINE f32 max_each(const f32 (&r)[16]) { return reduce_each<reduction::maximum>(r); }
 
 // How 16 vectors are rotated: all in registers, or a few at a time.
