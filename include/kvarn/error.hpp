@@ -124,7 +124,8 @@ class [[nodiscard]] result {
     status_.or_throw();
     return *value_;
   }
-  T&& value() && {
+  // By value, so that a loop over f().value() holds what it runs over.
+  T value() && {
     status_.or_throw();
     return *std::move(value_);
   }
