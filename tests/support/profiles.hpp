@@ -238,7 +238,8 @@ inline std::vector<float> make_queries(const kv_sample& sample, int count, std::
         keys.row(1 + random.index(position)).transpose();
     const Eigen::MatrixXd solved = metric.solve(constraints);
     const Eigen::Matrix3d gram = constraints.transpose() * solved;
-    queries.row(i) = std::sqrt(d) * (solved * gram.ldlt().solve(logits)).transpose();
+    const Eigen::Vector3d weights = std::sqrt(d) * gram.ldlt().solve(logits);
+    queries.row(i) = (solved * weights).transpose();
   }
   return detail::to_floats(queries);
 }
