@@ -35,6 +35,20 @@ class error : public std::runtime_error {
 };
 #endif
 
+inline namespace KVARN_ISA_NAMESPACE {
+
+// What status::or_throw does unless ok.
+[[noreturn]] KVARN_COLD void raise([[maybe_unused]] error_code code,
+                                   [[maybe_unused]] const std::string& message) {
+#if KVARN_EXCEPTIONS
+  throw error(code, message);
+#else
+  std::abort();
+#endif
+}
+
+}  // namespace KVARN_ISA_NAMESPACE
+
 // Success, or what was wrong: the message names the value and what is allowed.
 class [[nodiscard]] status {
  public:
@@ -46,13 +60,8 @@ class [[nodiscard]] status {
   const std::string& message() const noexcept { return message_; }
 
   // Throws kvarn::error unless ok. Built without exceptions it aborts instead.
-  void or_throw() const {
-    if (ok()) return;
-#if KVARN_EXCEPTIONS
-    throw error(code_, message_);
-#else
-    std::abort();
-#endif
+  KVARN_ALWAYS_INLINE void or_throw() const {
+    if (!ok()) raise(code_, message_);
   }
 
  private:
@@ -66,8 +75,8 @@ struct message_part {
   bool negative = false;
   unsigned long long magnitude = 0;
 
-  KVARN_INLINE constexpr message_part(const char* words)
-      : text(words) {}  // NOLINT(google-explicit-constructor)
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  KVARN_INLINE constexpr message_part(const char* words) : text(words) {}
   template <std::integral T>
   KVARN_INLINE constexpr message_part(T number)  // NOLINT(google-explicit-constructor)
       : magnitude(static_cast<unsigned long long>(number)) {
