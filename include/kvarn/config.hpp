@@ -61,7 +61,8 @@
 #endif
 
 // Functions that do work live in an inline namespace named after the instruction sets that the
-// including file is compiled for: two files with different -march flags then never share a copy.
+// including file is compiled for: two files whose -march flags differ in any of those below then
+// never share a copy.
 #if defined(__AVX512F__)
 #define KVARN_ISA_A avx512
 #elif defined(__AVX2__)
@@ -95,8 +96,14 @@
 #else
 #define KVARN_ISA_C x
 #endif
-#if defined(__BMI2__)
+#if defined(__BMI2__) && defined(__LZCNT__)
+#define KVARN_ISA_D haswell
+#elif defined(__BMI2__)
 #define KVARN_ISA_D bmi2
+#elif defined(__LZCNT__)
+#define KVARN_ISA_D lzcnt
+#elif defined(__ARM_FEATURE_ATOMICS)
+#define KVARN_ISA_D lse
 #else
 #define KVARN_ISA_D x
 #endif

@@ -1,14 +1,19 @@
 #!/bin/sh
 # Usage: macros.sh CXX INCLUDE_DIR
 #
-# Fails if a header of the library defines a macro, even for a while, or if including the umbrella
-# leaves one behind, whose name does not start with KVARN_. The second rule also catches an
+# Fails if a header of the library defines a macro, even for a while, or if including them
+# all leaves one behind, whose name does not start with KVARN_. The second rule also catches an
 # unbalanced target region, which leaves macros such as __AVX2__.
 set -eu
 cxx=$1
 include_dir=$2
 
-preprocess() { echo '#include <kvarn/kvarn.hpp>' | "$cxx" -std=c++20 -x c++ -E "$1" -I "$include_dir" -; }
+# Not eigen.hpp, whose foreign includes need a path of their own, nor what nvcc compiles.
+headers=$(cd "$include_dir" && find kvarn -name '*.hpp' ! -name eigen.hpp ! -path 'kvarn/cuda/*' | sort)
+preprocess() {
+  for header in $headers; do echo "#include <$header>"; done |
+    "$cxx" -std=c++20 -x c++ -E "$1" -I "$include_dir" -
+}
 
 # -dD prints every #define after a line marker ("# LINE FILE FLAGS") that names its file;
 # -dM prints the macros that are left at the end.

@@ -243,7 +243,7 @@ TEST(CacheMemory, AFailedAllocationIsAnErrorAndChangesNothing) {
     const auto held = c.cache.memory().statistics;
     for (int allowed = 0;; ++allowed) {
       memory.left = allowed;
-        const auto status = call();
+      const auto status = call();
       memory.left = 1 << 30;
       if (status.ok()) break;
       ++failures;

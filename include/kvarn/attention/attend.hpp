@@ -19,7 +19,8 @@ namespace kvarn {
 // logits in nats to `lse` unless it is null. A query that sees nothing gets zeros and -infinity.
 // Not-finite query values are replaced as in keys.
 // Preconditions: validate(memory.format) is ok; every count fits its memory; sealed counts are in
-// [0, group]; options.softmax_scale > 0.
+// [0, group] and their records such as validate_record accepts; exact tokens are finite; queries
+// have at least one head; options.softmax_scale > 0.
 template <class Q, class T, class O>
 struct attention_task {
   attention_queries<Q> queries = {};

@@ -16,21 +16,20 @@ namespace kvarn {
 inline constexpr float log2_e = 1.44269504f;
 inline constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 
+// 2^x on [-0.5, 0.5], from the highest power down: a minimax polynomial with its constant term
+// fixed to 1.
+inline constexpr float exp2_coefficients[] = {0x1.5c08e6p-10f, 0x1.3d0c52p-7f, 0x1.c6b6e4p-5f,
+                                              0x1.ebf918p-3f,  0x1.62e428p-1f, 1.0f};
+
 inline namespace KVARN_ISA_NAMESPACE {
 
 // 2^x for x <= 128, relative error below 2.3e-7; 0 below -125 and for -infinity. exp2_of(0) is 1.
-// Reduction to [-0.5, 0.5] and a minimax polynomial of degree 5 with the constant term fixed to 1.
 inline float exp2_of(float x) {
   if (!(x >= -125.0f)) return 0.0f;
-  constexpr float magic = 12582912.0f;  // 1.5 * 2^23
-  const float whole = (x + magic) - magic;
+  const float whole = (x + integer_shift) - integer_shift;
   const float f = x - whole;
-  float p = 0x1.5c08e6p-10f;
-  p = std::fma(p, f, 0x1.3d0c52p-7f);
-  p = std::fma(p, f, 0x1.c6b6e4p-5f);
-  p = std::fma(p, f, 0x1.ebf918p-3f);
-  p = std::fma(p, f, 0x1.62e428p-1f);
-  p = std::fma(p, f, 1.0f);
+  float p = exp2_coefficients[0];
+  for (int i = 1; i < 6; ++i) p = std::fma(p, f, exp2_coefficients[i]);
   const std::uint32_t exponent = static_cast<std::uint32_t>(static_cast<std::int32_t>(whole)) << 23;
   return float_of_bits(bits_of(p) + exponent);
 }

@@ -31,7 +31,7 @@ KVARN_INLINE constexpr int max_operand(operand_precision precision) {
 }
 
 KVARN_INLINE constexpr float middle_code(const tile_layout& layout) {
-  return 0.5f * static_cast<float>((1 << layout.bits) - 1);
+  return 0.5f * static_cast<float>(layout.max_code());
 }
 
 struct folded_operand {
@@ -46,18 +46,17 @@ inline namespace KVARN_ISA_NAMESPACE {
 // Folds the steps and zeros of a tile into `a`, layout.cols() floats.
 inline void fold_operand(const_tile_view tile, const float* a, operand_precision precision,
                          folded_operand& out) {
-  constexpr float magic = 12582912.0f;  // 1.5 * 2^23
   const int cols = tile.layout.cols();
   float largest = 0.0f;
   for (int c = 0; c < cols; ++c) largest = max_of(largest, std::fabs(a[c] * tile.step(c)));
   const auto limit = static_cast<float>(max_operand(precision));
-  const bool nonzero = largest >= 0x1p-100f;
+  const bool nonzero = largest >= least_magnitude;
   const float inverse_unit = nonzero ? limit / largest : 0.0f;
   out.unit = nonzero ? largest / limit : 0.0f;
   std::int32_t total = 0;
   for (int c = 0; c < cols; ++c) {
     out.value[c] = static_cast<std::int16_t>(
-        std::fma(rounded(a[c] * tile.step(c)), inverse_unit, magic) - magic);
+        std::fma(rounded(a[c] * tile.step(c)), inverse_unit, integer_shift) - integer_shift);
     total += out.value[c];
   }
   const float middle = middle_code(tile.layout);

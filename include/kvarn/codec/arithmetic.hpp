@@ -14,6 +14,13 @@ namespace kvarn {
 // them.
 inline constexpr int lanes = 16;
 
+// Added to a number below 2^22 and subtracted again, it leaves the nearest integer, which also
+// stands in the low bits of the sum: 1.5 * 2^23.
+inline constexpr float integer_shift = 12582912.0f;
+
+// Magnitudes below count as zero: what is divided by them would leave the range of floats.
+inline constexpr float least_magnitude = 0x1p-100f;
+
 inline namespace KVARN_ISA_NAMESPACE {
 
 // Joins the 16 partial sums as v[l] + v[l + 8], then + 4, + 2, + 1. Changes `v`.

@@ -100,6 +100,13 @@ inline constexpr int supported_groups[] = {64, 128};
 inline constexpr int supported_bits[] = {2, 3, 4};
 inline constexpr int max_head_dim = 512;
 inline constexpr int max_group = 128;
+static_assert([] {
+  for (const int head_dim : supported_head_dims)
+    if (head_dim > max_head_dim || head_dim % 16 != 0) return false;  // kernels take 16 lanes
+  for (const int group : supported_groups)
+    if (group > max_group || group % 16 != 0) return false;
+  return true;
+}());
 
 // Identifies a cache_format in memory, in files and on devices.
 using format_id = std::uint64_t;

@@ -1,17 +1,14 @@
 // Attention over packed tiles, written once; included inside the region and namespace of each
-// instruction set, whose vector operations it uses. The definition: attention/attention.hpp.
+// instruction set, whose vector operations it uses. The definition: attention/scalar_attention.hpp.
 
 // kvarn::exp2_of.
 KVARN_ALWAYS_INLINE f32 exp2_of(f32 x) {
-  const f32 magic = set1(12582912.0f);  // 1.5 * 2^23
-  const f32 whole = sub(add(x, magic), magic);
+  const f32 shift = set1(integer_shift);
+  const f32 whole = sub(add(x, shift), shift);
   const f32 f = sub(x, whole);
-  f32 p = set1(0x1.5c08e6p-10f);
-  p = fma(p, f, set1(0x1.3d0c52p-7f));
-  p = fma(p, f, set1(0x1.c6b6e4p-5f));
-  p = fma(p, f, set1(0x1.ebf918p-3f));
-  p = fma(p, f, set1(0x1.62e428p-1f));
-  p = fma(p, f, set1(1.0f));
+  f32 p = set1(exp2_coefficients[0]);
+  KVARN_UNROLL
+  for (int i = 1; i < 6; ++i) p = fma(p, f, set1(exp2_coefficients[i]));
   return scale_from(x, -125.0f, p, whole);
 }
 
@@ -60,11 +57,11 @@ inline void fold_heads(const tile_layout& layout, const tile_columns& columns,
   float inverse_unit[folded_at_once];
   for (int i = 0; i < count; ++i) {
     const float magnitude = max_lane(largest[i]);
-    const bool nonzero = magnitude >= 0x1p-100f;
+    const bool nonzero = magnitude >= least_magnitude;
     inverse_unit[i] = nonzero ? limit / magnitude : 0.0f;
     out.unit[first + i] = nonzero ? magnitude / limit : 0.0f;
   }
-  const f32 magic = set1(12582912.0f);  // 1.5 * 2^23
+  const f32 shift = set1(integer_shift);
   f32 values[folded_at_once];
   for (int i = 0; i < count; ++i) {
     const f32 inverse = set1(inverse_unit[i]);
@@ -73,10 +70,10 @@ inline void fold_heads(const tile_layout& layout, const tile_columns& columns,
       i32 value[4];
       KVARN_UNROLL
       for (int k = 0; k < 4; ++k) {
-        // The integer stands in the low 16 bits of product * inverse + magic.
-        const f32 rounded = fma(load(product[i] + c + 16 * k), inverse, magic);
+        // The integer stands in the low 16 bits of product * inverse + shift.
+        const f32 rounded = fma(load(product[i] + c + 16 * k), inverse, shift);
         value[k] = bits(rounded);
-        sum = add(sum, sub(rounded, magic));
+        sum = add(sum, sub(rounded, shift));
       }
       const split_bytes bytes = split(value);
       for (int plane = 0; plane < layout.planes(); ++plane) {

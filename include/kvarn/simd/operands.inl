@@ -32,7 +32,8 @@ KVARN_ALWAYS_INLINE void prefetch_rest(const std::byte* record, const tile_layou
 // How a target sums codes times operands.
 struct sum_operations {
   // sums[column][r] = the sum of code * operand of row first + r, exactly, for r < rows, a multiple
-  // of 16. Prefetches the bytes `ahead` of the codes it reads. May write an odd last column twice.
+  // of 16. Prefetches the bytes `ahead` of the codes it reads. Columns after the last one, up to
+  // max_columns, may be read and their sums be written; nobody reads those.
   void (*sum)(const_tile_view tile, int first, int rows, std::ptrdiff_t ahead,
               const folded_heads& operands, int columns, std::int32_t (*sums)[sum_stride]);
   // Called between sums, each time after some hundred cycles; null if that is not needed.
