@@ -21,7 +21,8 @@ packages="g++ cmake ninja-build libgtest-dev libeigen3-dev nlohmann-json3-dev li
 
 case "${1-}" in
   "") ;;
-  ci) packages="$packages git clang clang-format clang-tidy libbenchmark-dev" ;;
+  ci) packages="$packages git clang clang-format clang-tidy libbenchmark-dev g++-aarch64-linux-gnu
+    qemu-user" ;;
   *) fail "unknown argument '$1'; use no argument or 'ci'" ;;
 esac
 

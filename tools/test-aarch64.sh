@@ -1,5 +1,5 @@
 #!/bin/sh
-# Compiles the tests of format/, codec/ and simd/ for AArch64 and runs them under qemu's user mode:
+# Compiles the tests of format/, codec/, attention/ and simd/ for AArch64 and runs them under qemu's user mode:
 # the library on another architecture, and its NEON kernels against the scalar code.
 #
 #   tools/test-aarch64.sh [build directory, else build/aarch64]
