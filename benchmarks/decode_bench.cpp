@@ -1,4 +1,5 @@
-// Decoding: rows as stored to FP32, and whole tiles to binary16 with the rotation undone.
+// Decoding: one row and all rows of a tile to FP32, as stored, and whole tiles to binary16 with the
+// rotation undone.
 #include <benchmark/benchmark.h>
 
 #include <cstddef>
@@ -34,6 +35,18 @@ void run_row(benchmark::State& state, kvarn::target on, const kvarn::tile_layout
   set_counters(state, "row", layout.rows(), static_cast<double>(record.size()));
 }
 
+void run_rows(benchmark::State& state, kvarn::target on, const kvarn::tile_layout& layout) {
+  const std::vector<std::byte> record = make_record(layout);
+  const kvarn::const_tile_view tile{record.data(), layout};
+  std::vector<float> out(static_cast<std::size_t>(layout.group) *
+                         static_cast<std::size_t>(layout.head_dim));
+  for (auto _ : state) {
+    kvarn::decode_tile(tile, kvarn::tokens_view<float>{out.data(), layout.head_dim}, false, on);
+    benchmark::ClobberMemory();
+  }
+  set_counters(state, "row", layout.rows(), static_cast<double>(record.size()));
+}
+
 void run_tile(benchmark::State& state, kvarn::target on, const kvarn::tile_layout& layout) {
   const std::vector<std::byte> record = make_record(layout);
   const kvarn::const_tile_view tile{record.data(), layout};
@@ -64,9 +77,12 @@ void add_decode(benchmark_set set) {
               std::string(kvarn::name_of(on)) + "/d" + std::to_string(head_dim) +
               (kind == kvarn::tile_kind::key ? "/k" : "/v") + std::to_string(bits);
           // A row of values is one channel of 128 tokens: the same work as of keys.
-          if (kind == kvarn::tile_kind::key)
+          if (kind == kvarn::tile_kind::key) {
             add_benchmark("decode_row/" + shape, {},
                           [=](benchmark::State& s) { run_row(s, on, layout); });
+            add_benchmark("decode_rows/" + shape, {},
+                          [=](benchmark::State& s) { run_rows(s, on, layout); });
+          }
           add_benchmark("decode_tile/" + shape, {},
                         [=](benchmark::State& s) { run_tile(s, on, layout); });
         }

@@ -32,8 +32,8 @@ GOALS = [
     ("encode a tile, `query_aware`, keys", "encode/avx512/d128/k2/query_aware", 20000),
     ("factor of C", "factor/avx512/d128", 12000),
     ("Hadamard of 128 floats", "hadamard/avx512/d128", 14),
-    ("decode a row of 128, AVX-512", "decode_row/avx512/d128/k2", 5),
-    ("decode a row of 128, AVX2", "decode_row/avx2/d128/k2", 9),
+    ("decode a row of 128, AVX-512", "decode_rows/avx512/d128/k2", 5),
+    ("decode a row of 128, AVX2", "decode_rows/avx2/d128/k2", 9),
 ]
 
 # Goals of one time against another: heading, numerator, denominator, goal, whether less is better.
