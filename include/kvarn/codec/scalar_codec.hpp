@@ -74,9 +74,9 @@ struct encode_buffers {
   float* zero;           // cols: the grid by which codes are made
   float* step;           // cols
   float* inverse_range;  // cols
-  float* error;          // cols: of one row; at first a head vector
+  float* error;          // cols: of one row
   float* col_scale;      // cols
-  float* normalize;      // workspace of variance_normalize
+  float* normalize;      // workspace of variance_normalize; at first the vector of a value token
 
   encode_buffers(const tile_layout& layout, float* workspace) {
     const std::ptrdiff_t rows = layout.rows();
