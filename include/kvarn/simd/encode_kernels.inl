@@ -222,7 +222,7 @@ KVARN_NOINLINE bool load_keys(token_rows<T> tokens, int head_dim, bool rotate, f
   return !any_less(set1_i32(largest_storable), largest);
 }
 
-// kvarn::detail::load_tile into a column-major tile of that stride; `squares` receives the sums of
+// kvarn::scalar::load_tile into a column-major tile of that stride; `squares` receives the sums of
 // the squares of the rows of keys.
 template <class T>
 void load_tile(tokens_view<const T> tokens, const tile_layout& layout, bool rotate, float* x,
