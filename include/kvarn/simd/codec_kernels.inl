@@ -1,4 +1,4 @@
-// encode_tile, decode_row, decode_tokens and decode_tile from the kernels beside this file;
+// encode_tile, decode_row, decode_tokens and rotate_tokens from the kernels beside this file;
 // included inside the region and namespace of each instruction set. The definition:
 // codec/scalar_codec.hpp.
 
