@@ -23,7 +23,7 @@ namespace kvarn {
 inline namespace KVARN_ISA_NAMESPACE {
 
 // One query_moment per layer and KV head. To calibrate, feed it the queries of a text, or merge
-// what sequences have gathered; save_moments and load_moments (cache_file.hpp) keep it.
+// what sequences have gathered; save_moments and load_moments (moments_file.hpp) keep it.
 class query_moments {
  public:
   // Precondition: head_dim is a supported head dimension; all counts are positive.
