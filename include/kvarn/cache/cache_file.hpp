@@ -4,10 +4,12 @@
 // elsewhere are not trusted: sizes are compared with the stream's before memory is taken for them,
 // every section has a checksum, and records and rows must hold finite numbers. Errors leave the
 // cache as it was:
-//   invalid_format  not a file of this kind and version, or of another model shape or format
-//   invalid_data    truncated or damaged
-//   short_buffer    not enough free pages, sequences or memory for exact rows
-//   out_of_memory   an allocation failed
+//   invalid_argument  a sequence that does not exist; a stream that cannot be read or written, or
+//                     cannot tell its size
+//   invalid_format    not a file of this kind and version, or of another model shape or format
+//   invalid_data      truncated or damaged
+//   short_buffer      not enough free pages, sequences or memory for exact rows
+//   out_of_memory     an allocation failed
 // Query moments: save_moments and load_moments in moments_file.hpp.
 #pragma once
 
