@@ -1,5 +1,5 @@
-// XXH64 (Yann Collet's xxHash, seed 0): the checksum of cache files. Faster than any disk, and no
-// change of one 8-byte word goes unnoticed.
+// XXH64 (Yann Collet's xxHash, seed 0): the checksum of cache files. Faster than any disk; damage
+// goes unnoticed with a probability near 2^-64.
 #pragma once
 
 #include <bit>
