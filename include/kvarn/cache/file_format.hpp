@@ -57,7 +57,7 @@ struct moments_file_header {
 inline namespace KVARN_ISA_NAMESPACE {
 namespace detail {
 
-// Keys of all heads, then values: rows 0 .. count() - 1.
+// Keys of all heads, then values: rows 0 .. count - 1; they must be reserved.
 template <class T, class Visit>
 void for_each_block(const row_shape& shape, const exact_run<T>& run, int count,
                     const Visit& visit) {
