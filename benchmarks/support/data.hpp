@@ -61,7 +61,7 @@ std::vector<std::byte> to_bytes(const std::vector<T>& values) {
   return bytes;
 }
 
-// A factor for error feedback, of seeded queries.
+// A moment of 512 seeded queries.
 inline kvarn::query_moment random_moment(int head_dim) {
   constexpr int queries = 512;
   const std::vector<float> q = random_queries(queries, head_dim, 5);
