@@ -7,11 +7,9 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <sstream>
 #include <streambuf>
 #include <string>

@@ -5,10 +5,7 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <numeric>
-#include <span>
-#include <string>
 #include <vector>
 
 #include "kvarn/cache/cache_file.hpp"

@@ -4,10 +4,7 @@
 
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
-#include <memory_resource>
 #include <new>
-#include <string>
 #include <utility>
 #include <vector>
 

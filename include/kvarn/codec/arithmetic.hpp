@@ -1,8 +1,6 @@
 // The few operations whose order of rounding every back end repeats (docs/arithmetic.md).
 #pragma once
 
-#include <cmath>
-#include <cstddef>
 #include <cstdint>
 
 #include "../config.hpp"

@@ -2,10 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "../config.hpp"
-#include "../error.hpp"
 #include "../format/tile_layout.hpp"
 
 namespace kvarn {
