@@ -106,9 +106,6 @@ struct basic_tile_array {
   }
 };
 
-using tile_array = basic_tile_array<std::byte>;
-using const_tile_array = basic_tile_array<const std::byte>;
-
 inline namespace KVARN_ISA_NAMESPACE {
 
 namespace detail {
