@@ -17,7 +17,7 @@ inline constexpr std::uint32_t cache_file_version = 1;
 
 // The type of exact rows in a file.
 template <class T>
-inline constexpr std::uint32_t exact_type = 0;
+extern const std::uint32_t exact_type;
 template <>
 inline constexpr std::uint32_t exact_type<float> = 0;
 template <>
