@@ -34,7 +34,7 @@ struct normalize_report {
 
 // Floats of workspace that variance_normalize needs.
 KVARN_INLINE constexpr std::size_t normalize_workspace(int rows, int cols) {
-  return 4 * static_cast<std::size_t>(rows) + 3 * static_cast<std::size_t>(cols);
+  return 4 * static_cast<std::size_t>(rows) + 2 * static_cast<std::size_t>(cols);
 }
 
 inline namespace KVARN_ISA_NAMESPACE {
@@ -127,11 +127,10 @@ KVARN_COLD normalize_report variance_normalize(const float* x, int rows, int col
                                                float* col_scale, float* workspace) {
   float* const row_weight = workspace;       // 1 / row scale
   float* const row_std = row_weight + rows;  // under the current column weights
-  float* const row_shift = row_std + rows;   // last mean: where the next sums start
-  float* const best_row = row_shift + rows;
+  float* const row_mean = row_std + rows;    // of the start
+  float* const best_row = row_mean + rows;
   float* const col_weight = best_row + rows;
-  float* const col_shift = col_weight + cols;
-  float* const best_col = col_shift + cols;
+  float* const best_col = col_weight + cols;
 
   const bool equivariant = options.scale_equivariant;
   const float low = equivariant ? detail::min_equivariant_scale : detail::min_paper_scale;
@@ -146,12 +145,12 @@ KVARN_COLD normalize_report variance_normalize(const float* x, int rows, int col
     const float* row = x + static_cast<std::ptrdiff_t>(r) * cols;
     const auto m = detail::weighted_moments(row, 1, col_weight, cols, row[0], unit);
     row_std[r] = m.std;
-    row_shift[r] = m.mean;
+    row_mean[r] = m.mean;
     row_weight[r] = m.squares;
   }
   float tile_std = 1.0f;
   if (equivariant) {
-    tile_std = detail::overall_std(row_shift, row_weight, rows, cols, unit);
+    tile_std = detail::overall_std(row_mean, row_weight, rows, cols, unit);
     if (!(tile_std >= 0x1p-100f)) tile_std = 1.0f;  // a constant tile
   }
   const float inverse_tile_std = 1.0f / tile_std;
@@ -163,7 +162,6 @@ KVARN_COLD normalize_report variance_normalize(const float* x, int rows, int col
     const auto m = detail::weighted_moments(x + c, cols, row_weight, rows,
                                             rounded(x[c] * inverse_tile_std), unit);
     columns.add(m.std);
-    col_shift[c] = m.mean;
   }
   float column_ratio = columns.ratio();
 
@@ -193,7 +191,6 @@ KVARN_COLD normalize_report variance_normalize(const float* x, int rows, int col
     for (int c = 0; c < cols; ++c) {
       const auto m = detail::weighted_moments(x + c, cols, row_weight, rows,
                                               rounded(x[c] * row_weight[0]), unit);
-      col_shift[c] = m.mean;
       const float std = clamp(m.std * col_weight[c], detail::min_std, detail::max_std);
       col_scale[c] = clamp(col_scale[c] * std, low, high);
       col_weight[c] = 1.0f / col_scale[c];
@@ -205,7 +202,6 @@ KVARN_COLD normalize_report variance_normalize(const float* x, int rows, int col
       const auto m =
           detail::weighted_moments(row, 1, col_weight, cols, rounded(row[0] * col_weight[0]), unit);
       row_std[r] = m.std;
-      row_shift[r] = m.mean;
     }
   }
   for (int r = 0; r < rows; ++r) row_scale[r] = best_row[r] * tile_std;

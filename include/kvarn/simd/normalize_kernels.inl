@@ -241,7 +241,6 @@ KVARN_NOINLINE void sweep_tile(const column_major_tile& tile, sweep what, float 
     if (what.columns && position >= 0) {
       const auto m = moments_about(load(state.col_shift + position), fold_columns(sums.sum),
                                    fold_columns(sums.squares), tile.rows, tile.unit);
-      store(state.col_shift + position, m.mean);
       f32 std = m.std;
       if (what.scales) {
         const f32 weighted = mul(m.std, load(state.col_weight + position));
