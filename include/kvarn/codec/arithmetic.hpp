@@ -1,6 +1,7 @@
 // The few operations whose order of rounding every back end repeats (docs/arithmetic.md).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "../config.hpp"
@@ -18,6 +19,9 @@ inline constexpr float integer_shift = 12582912.0f;
 
 // Magnitudes below count as zero: what is divided by them would leave the range of floats.
 inline constexpr float least_magnitude = 0x1p-100f;
+
+// Floats of a workspace that are lost at most where it is aligned to vectors of 16.
+inline constexpr std::size_t alignment_floats = lanes;
 
 inline namespace KVARN_ISA_NAMESPACE {
 

@@ -13,9 +13,9 @@
 
 namespace kvarn {
 
-// Floats of workspace that factorize needs on any target.
+// Floats of workspace that factorize needs on any target: the kernels take a matrix, aligned.
 constexpr std::size_t factor_workspace(int head_dim) {
-  return static_cast<std::size_t>(head_dim) * static_cast<std::size_t>(head_dim) + 16;
+  return static_cast<std::size_t>(head_dim) * static_cast<std::size_t>(head_dim) + alignment_floats;
 }
 
 inline namespace KVARN_ISA_NAMESPACE {

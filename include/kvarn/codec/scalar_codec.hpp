@@ -36,12 +36,13 @@ struct encode_report {
 
 inline namespace KVARN_ISA_NAMESPACE {
 
-// Floats of workspace that encode_tile needs on any target: the tile, some vectors of its rows and
-// columns, and what alignment takes.
+// Floats of workspace that encode_tile needs on any target. The scalar code takes the tile, 7 of
+// its columns and 7 of its rows (encode_buffers); the kernels take the tile, its columns up to 16
+// apart, 18 sums over each row and what alignment takes (simd/codec_kernels.inl asserts it).
 constexpr std::size_t encode_workspace(const tile_layout& layout) {
   const auto rows = static_cast<std::size_t>(layout.rows());
   const auto cols = static_cast<std::size_t>(layout.cols());
-  return rows * cols + 18 * rows + 21 * cols + 16;
+  return rows * cols + 18 * rows + 16 * cols + alignment_floats;
 }
 
 namespace detail {

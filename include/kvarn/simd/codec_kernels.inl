@@ -97,6 +97,21 @@ KVARN_NOINLINE normalize_report encode_loaded(encode_state& state, const encoder
   return report;
 }
 
+// Whether encode_workspace holds, of every layout, the aligned tile and the sums over its rows.
+constexpr bool workspace_suffices() {
+  for (const int head_dim : supported_head_dims)
+    for (const int group : supported_groups)
+      for (const tile_kind kind : {tile_kind::key, tile_kind::value}) {
+        const tile_layout layout{.kind = kind, .head_dim = head_dim, .group = group};
+        const std::ptrdiff_t floats =
+            column_stride(layout.rows()) * layout.cols() + row_sum_floats(layout.rows());
+        if (static_cast<std::size_t>(floats) + alignment_floats > encode_workspace(layout))
+          return false;
+      }
+  return true;
+}
+static_assert(workspace_suffices());
+
 // As scalar::encode_tile.
 template <class T>
 KVARN_NOINLINE encode_report encode_tile(tokens_view<T> tokens, tile_view out,

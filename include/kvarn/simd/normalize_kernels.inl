@@ -384,14 +384,17 @@ KVARN_NOINLINE normalize_report normalize_columns(const column_major_tile& tile,
   return report;
 }
 
+// The first whole vector of a workspace.
 KVARN_ALWAYS_INLINE float* aligned(float* p) {
+  constexpr std::size_t bytes = alignment_floats * sizeof(float);
   const auto address = reinterpret_cast<std::uintptr_t>(p);
-  return p + (64 - address % 64) % 64 / sizeof(float);
+  return p + (bytes - address % bytes) % bytes / sizeof(float);
 }
 
 // Floats of workspace of variance_normalize: the tile, column-major and aligned, and row_sums.
 constexpr std::size_t normalize_workspace(int rows, int cols) {
-  return static_cast<std::size_t>((rows + 16) * cols + row_sum_floats(rows) + 16);
+  return static_cast<std::size_t>(column_stride(rows) * cols + row_sum_floats(rows)) +
+         alignment_floats;
 }
 // As kvarn::variance_normalize. Fast for multiples of 16 up to max_head_dim.
 inline normalize_report variance_normalize(const float* x, int rows, int cols, float unit,
