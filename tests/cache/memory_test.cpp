@@ -289,8 +289,9 @@ TEST(CacheMemory, PagesBeyondFourGigabytes) {
           storage.encode(id, layer, head, 0, static_cast<std::int32_t>(index),
                          kvarn::encoder::tuned, nullptr, workspace.data(), kvarn::default_target());
       const std::byte* const page = storage.page(1, static_cast<std::int32_t>(index));
+      EXPECT_EQ(storage.layer_offset(1), 600000 * bytes);
       EXPECT_EQ(static_cast<std::size_t>(page - config.pages.data()),
-                (600000 + static_cast<std::size_t>(index)) * bytes);
+                storage.layer_offset(1) + static_cast<std::size_t>(index) * bytes);
       if (first.empty()) first.assign(page, page + bytes);
       EXPECT_TRUE(std::equal(first.begin(), first.end(), page)) << index;
 

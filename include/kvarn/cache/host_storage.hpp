@@ -86,9 +86,10 @@ class host_storage {
 
   // Bytes of a page in one layer; 0 in exact layers.
   std::size_t page_bytes(int layer) const { return at(layer).page_bytes; }
+  // Bytes from the first page of the first layer to that of another.
   std::size_t layer_offset(int layer) const { return at(layer).offset; }
   std::byte* page(int layer, std::int32_t index) const {
-    return pages_ + at(layer).offset + static_cast<std::size_t>(index) * at(layer).page_bytes;
+    return pages_ + layer_offset(layer) + static_cast<std::size_t>(index) * page_bytes(layer);
   }
 
   layer_rows& rows(sequence_id id, int layer) { return rows_[row_index(id, layer)]; }
