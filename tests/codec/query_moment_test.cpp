@@ -190,6 +190,21 @@ TEST(QueryFactor, OfAnEmptyMomentIsPlainRounding) {
   EXPECT_NE(encode_keys(tokens, used), encode_keys(tokens, factor));
 }
 
+// Sums that no queries give, whose factor is not finite: plain rounding.
+TEST(QueryFactor, OfSumsWithoutAFiniteFactorIsPlainRounding) {
+  const auto tokens = kvarn_test::random_tokens(128, 64, 54);
+  const auto plain = kvarn_test::encode({.head_dim = 64}, tokens).record;
+  std::vector<float> sums(64 * 64);
+  sums[40] = 1e30f;
+  for (const kvarn::target_info& info : kvarn::target_infos) {
+    if (!kvarn::is_available(info.id)) continue;
+    const query_factor factor(query_moment::from_sums(64, sums, 1).value(),
+                              query_factor::default_damping, info.id);
+    for (int i = 0; i < 64 * 64; ++i) ASSERT_EQ(factor.upper()[i], 0.0f) << info.name;
+    EXPECT_EQ(encode_keys(tokens, factor), plain) << info.name;
+  }
+}
+
 // The scale of the moment cancels: by a power of two to the bit.
 TEST(QueryFactor, DoesNotDependOnTheScaleOfTheMoment) {
   const query_moment moment = kvarn_test::random_moment(64, 100, 48);

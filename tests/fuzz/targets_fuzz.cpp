@@ -74,6 +74,10 @@ void codec(choices& c) {
     tokens.push_back(static_cast<T>(x));
   const auto queries = choose_tokens(c, 12, layout.head_dim);
   const kvarn::tokens_view<const float> query_view{queries.data(), layout.head_dim};
+  // Sums as a file could have them, of which no queries need to be.
+  std::vector<float> sums;
+  if (c.below(4) == 0) sums = choose_tokens(c, layout.head_dim, layout.head_dim);
+  const auto saved = kvarn::query_moment::from_sums(layout.head_dim, sums, 1);
 
   struct outcome {
     std::vector<float> upper;
@@ -83,7 +87,7 @@ void codec(choices& c) {
   };
   const auto run = [&](target on) {
     outcome o;
-    kvarn::query_moment moment(layout.head_dim);
+    kvarn::query_moment moment = saved.ok() ? saved.value() : kvarn::query_moment(layout.head_dim);
     moment.add(query_view, 12, true, on);
     const kvarn::query_factor factor(moment, kvarn::query_factor::default_damping, on);
     o.upper.assign(factor.upper(), factor.upper() + moment.sums().size());

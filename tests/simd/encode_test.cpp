@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -67,21 +68,20 @@ outcome encode_with(const tile_layout& layout, std::size_t workspace_floats, con
 template <class T>
 void expect_equal_records(const tile_layout& layout, const encoder_recipe& recipe,
                           const std::vector<float>& values, std::ptrdiff_t channel_stride,
-                          bool rotate, const std::string& what) {
+                          bool rotate, const float* upper, const std::string& what) {
   kvarn_test::strided_tokens<T> memory(layout.group, layout.head_dim, channel_stride, 3);
   memory.assign(values, layout.group, layout.head_dim);
   const auto tokens = memory.const_view();
-  const kvarn::query_factor& factor = kvarn_test::fixed_factor(layout.cols());
   const outcome expected = encode_with(
       layout, kvarn::encode_workspace(layout), [&](kvarn::tile_view out, float* workspace) {
-        return kvarn::scalar::encode_tile(tokens, out, recipe, rotate, factor.upper(), workspace);
+        return kvarn::scalar::encode_tile(tokens, out, recipe, rotate, upper, workspace);
       });
   ASSERT_TRUE(expected.workspace_kept) << what;
   kvarn_test::for_each_target([&](kvarn::target target, auto kernels) {
     const std::string name = std::string(kvarn::name_of(target)) + " " + what;
     const outcome got = encode_with(
         layout, kvarn::encode_workspace(layout), [&](kvarn::tile_view out, float* workspace) {
-          return kernels.encode_tile(tokens, out, recipe, rotate, factor.upper(), workspace);
+          return kernels.encode_tile(tokens, out, recipe, rotate, upper, workspace);
         });
     EXPECT_TRUE(got.workspace_kept) << name;
     ASSERT_TRUE(expected.bytes == got.bytes) << name;
@@ -95,13 +95,15 @@ void expect_equal_records(const tile_layout& layout, const encoder_recipe& recip
 void expect_equal_records(int type, const tile_layout& layout, const encoder_recipe& recipe,
                           const std::vector<float>& values, std::ptrdiff_t channel_stride,
                           bool rotate, const std::string& what) {
+  const float* const upper = kvarn_test::fixed_factor(layout.cols()).upper();
   if (type == 0)
-    expect_equal_records<float>(layout, recipe, values, channel_stride, rotate, what + " float");
+    expect_equal_records<float>(layout, recipe, values, channel_stride, rotate, upper,
+                                what + " float");
   if (type == 1)
-    expect_equal_records<kvarn::float16>(layout, recipe, values, channel_stride, rotate,
+    expect_equal_records<kvarn::float16>(layout, recipe, values, channel_stride, rotate, upper,
                                          what + " float16");
   if (type == 2)
-    expect_equal_records<kvarn::bfloat16>(layout, recipe, values, channel_stride, rotate,
+    expect_equal_records<kvarn::bfloat16>(layout, recipe, values, channel_stride, rotate, upper,
                                           what + " bfloat16");
 }
 
@@ -154,6 +156,21 @@ TEST(EncodeOnTargets, EveryInputAndTypeEqualsTheDefinition) {
             if (HasFatalFailure()) return;
           }
         }
+}
+
+// Factors so large that what is to be rounded becomes infinite or NaN.
+TEST(EncodeOnTargets, FactorsOfAnySizeEqualTheDefinition) {
+  for (const int head_dim : {64, 112})
+    for (const int bits : kvarn::supported_bits)
+      for (const float size : {1e3f, 1e38f, std::numeric_limits<float>::infinity()}) {
+        const tile_layout layout{.head_dim = head_dim, .bits = bits};
+        auto upper = kvarn_test::normal_tokens(head_dim, head_dim, 12);
+        for (float& u : upper) u *= size;
+        expect_equal_records<float>(
+            layout, kvarn::recipe_of(kvarn::encoder::query_aware, tile_kind::key, bits),
+            kvarn_test::make_tile(tile_input::ordinary, layout.group, head_dim, 13), 1, true,
+            upper.data(), kvarn_test::name_of(layout) + " factor " + std::to_string(size));
+      }
 }
 
 class EncodeRealTiles : public testing::TestWithParam<const char*> {};

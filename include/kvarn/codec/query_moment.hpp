@@ -7,6 +7,7 @@
 // I)^T.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -38,7 +39,7 @@ class query_moment {
 
   // A moment that was saved: `sums` as sums() gave it (what stands below the diagonal is left out).
   // Precondition, not checked: a sum of q q^T, that is positive semidefinite. By other sums keys
-  // are rounded badly, into valid records.
+  // are rounded badly or plainly, into valid records.
   static result<query_moment> from_sums(int head_dim, std::span<const float> sums,
                                         std::uint64_t count) {
     if (status s = validate(tile_layout{.head_dim = head_dim}); !s.ok()) return s;
@@ -94,7 +95,7 @@ class query_factor {
  public:
   static constexpr float default_damping = 0.1f;
 
-  // Of a moment without queries: U = 0, which is plain rounding.
+  // Of a moment without queries, or one that has no finite U: U = 0, which is plain rounding.
   explicit query_factor(const query_moment& moment, float damping = default_damping,
                         target on = default_target())
       : head_dim_(moment.head_dim()), upper_(moment.sums().begin(), moment.sums().end()) {
@@ -102,6 +103,9 @@ class query_factor {
     with_kernels(on, [&](auto kernels) {
       kernels.factorize(upper_.data(), head_dim_, damping, workspace.data());
     });
+    bool finite = true;
+    for (const float u : upper_) finite &= std::isfinite(u);
+    if (!finite) std::fill(upper_.begin(), upper_.end(), 0.0f);
   }
 
   int head_dim() const noexcept { return head_dim_; }
