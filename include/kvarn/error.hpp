@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstdlib>
 #include <initializer_list>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -143,5 +144,23 @@ class [[nodiscard]] result {
   std::optional<T> value_;
   status status_;
 };
+
+inline namespace KVARN_ISA_NAMESPACE {
+
+// What f() returns, or out_of_memory where an allocation in it fails.
+template <class F>
+auto or_out_of_memory(const F& f) -> decltype(f()) {
+#if KVARN_EXCEPTIONS
+  try {
+    return f();
+  } catch (const std::bad_alloc&) {
+    return status{error_code::out_of_memory, "out of memory"};  // short: allocates nothing itself
+  }
+#else
+  return f();
+#endif
+}
+
+}  // namespace KVARN_ISA_NAMESPACE
 
 }  // namespace kvarn

@@ -49,8 +49,8 @@ struct cache_config {
   std::size_t exact_memory = 0;
   // Memory of the pages, at any alignment; must outlive the cache. Empty: taken from `memory`.
   std::span<std::byte> pages = {};
-  // Where exact rows and tables come from (sums of query statistics come from the global heap); must
-  // outlive the cache, and be safe for threads if they share the cache. Null:
+  // Where exact rows and tables come from (sums of query statistics come from the global heap);
+  // must outlive the cache, and be safe for threads if they share the cache. Null:
   // std::pmr::get_default_resource().
   std::pmr::memory_resource* memory = nullptr;
 };

@@ -36,11 +36,11 @@
 namespace kvarn {
 inline namespace KVARN_ISA_NAMESPACE {
 
-// Writes the committed tokens of some sequences; pages that they share are written once. Open
-// streams as binary. Precondition: nobody else uses the sequences.
+namespace detail {
+
 template <class T>
-status save_sequences(const kv_cache<T>& cache, std::span<const sequence_id> ids,
-                      std::ostream& stream) {
+status write_sequences(const kv_cache<T>& cache, std::span<const sequence_id> ids,
+                       std::ostream& stream) {
   const page_table& table = cache.table();
   const host_storage<T>& storage = cache.storage();
   const row_shape& shape = storage.shape();
@@ -55,7 +55,7 @@ status save_sequences(const kv_cache<T>& cache, std::span<const sequence_id> ids
         pages.push_back(p.page);
   }
 
-  detail::section_writer out(stream);
+  section_writer out(stream);
   cache_file_header header;
   header.exact_type = exact_type<T>;
   header.layers = static_cast<std::uint32_t>(table.layers());
@@ -93,7 +93,7 @@ status save_sequences(const kv_cache<T>& cache, std::span<const sequence_id> ids
       const sequence_extent extent = table.extent(id, layer);
       const auto uncommitted = static_cast<int>(extent.length - table.committed(id));
       const auto write = [&](const exact_run<T>& run, int count) {
-        detail::for_each_block(shape, run, count, [&](const T* values, std::size_t elements) {
+        for_each_block(shape, run, count, [&](const T* values, std::size_t elements) {
           out.write(values, elements * sizeof(T));
         });
       };
@@ -103,9 +103,19 @@ status save_sequences(const kv_cache<T>& cache, std::span<const sequence_id> ids
       write(storage.rows(id, layer).tail, (std::max)(extent.tail_count - uncommitted, 0));
       out.write_checksum();
     }
-    if (h.has_moments != 0) detail::write_moments(out, *cache.statistics(id));
+    if (h.has_moments != 0) write_moments(out, *cache.statistics(id));
   }
   return out.result();
+}
+
+}  // namespace detail
+
+// Writes the committed tokens of some sequences; pages that they share are written once. Open
+// streams as binary. Precondition: nobody else uses the sequences.
+template <class T>
+status save_sequences(const kv_cache<T>& cache, std::span<const sequence_id> ids,
+                      std::ostream& stream) {
+  return or_out_of_memory([&] { return detail::write_sequences(cache, ids, stream); });
 }
 
 // Creates the sequences of a file, in its order. The cache must have the shape, formats, sink and

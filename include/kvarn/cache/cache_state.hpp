@@ -60,20 +60,6 @@ class cache_workspace {
   array<sealed_group> groups_;
 };
 
-// What f() returns, or out_of_memory where an allocation in it fails.
-template <class F>
-auto or_out_of_memory(const F& f) -> decltype(f()) {
-#if KVARN_EXCEPTIONS
-  try {
-    return f();
-  } catch (const std::bad_alloc&) {
-    return status{error_code::out_of_memory, "the memory resource, or the system, gave no memory"};
-  }
-#else
-  return f();
-#endif
-}
-
 template <class T>
 struct cache_state {
   memory_accounts memory;

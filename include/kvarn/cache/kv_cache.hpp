@@ -268,8 +268,8 @@ class kv_cache {
 
   // ---- Accounting
 
-  // Bytes held now: every byte that came from the memory resource, and the sums of query statistics,
-  // which come from the global heap. The caller's pages are not counted.
+  // Bytes held now: every byte that came from the memory resource, and the sums of query
+  // statistics, which come from the global heap. The caller's pages are not counted.
   memory_use memory() const noexcept { return s().memory.use(); }
 
   // Bytes of one token in all layers: sealed in a full page, and exact.

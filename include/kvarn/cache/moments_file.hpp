@@ -54,23 +54,20 @@ inline std::uint64_t moments_bytes(std::uint64_t layers, std::uint64_t kv_heads,
   return layers * kv_heads * (head_dim * head_dim * sizeof(float) + sizeof(std::uint64_t));
 }
 
-}  // namespace detail
-
-// A calibration file.
-inline status save_moments(const query_moments& moments, std::ostream& stream) {
-  detail::section_writer out(stream);
+inline status write_moments_file(const query_moments& moments, std::ostream& stream) {
+  section_writer out(stream);
   moments_file_header header;
   header.layers = static_cast<std::uint32_t>(moments.layers());
   header.kv_heads = static_cast<std::uint32_t>(moments.kv_heads());
   header.head_dim = static_cast<std::uint32_t>(moments.head_dim());
   out.write(header);
   out.write_checksum();
-  detail::write_moments(out, moments);
+  write_moments(out, moments);
   return out.result();
 }
 
-inline result<query_moments> load_moments(std::istream& stream) {
-  detail::section_reader in(stream);
+inline result<query_moments> read_moments_file(std::istream& stream) {
+  section_reader in(stream);
   moments_file_header header;
   if (!in.read(header, "header")) return in.failure();
   if (header.magic != moments_file_magic || header.version != cache_file_version) {
@@ -81,18 +78,27 @@ inline result<query_moments> load_moments(std::istream& stream) {
   if (!in.read_checksum("header")) return in.failure();
   const auto head_dim = static_cast<int>((std::min)(header.head_dim, std::uint32_t{1} << 16));
   if (status s = validate(tile_layout{.head_dim = head_dim});
-      !s.ok() || header.layers < 1 || header.layers > detail::max_layers || header.kv_heads < 1 ||
-      header.kv_heads > detail::max_heads) {
+      !s.ok() || header.layers < 1 || header.layers > max_layers || header.kv_heads < 1 ||
+      header.kv_heads > max_heads) {
     in.fail(error_code::invalid_format, "the shape of the moments is out of range");
     return in.failure();
   }
-  if (!in.has(1, detail::moments_bytes(header.layers, header.kv_heads, header.head_dim),
-              "query moments"))
+  if (!in.has(1, moments_bytes(header.layers, header.kv_heads, header.head_dim), "query moments"))
     return in.failure();
   query_moments moments(static_cast<int>(header.layers), static_cast<int>(header.kv_heads),
                         head_dim);
-  if (!detail::read_moments(in, moments)) return in.failure();
+  if (!read_moments(in, moments)) return in.failure();
   return moments;
+}
+
+}  // namespace detail
+
+// A calibration file.
+inline status save_moments(const query_moments& moments, std::ostream& stream) {
+  return or_out_of_memory([&] { return detail::write_moments_file(moments, stream); });
+}
+inline result<query_moments> load_moments(std::istream& stream) {
+  return or_out_of_memory([&] { return detail::read_moments_file(stream); });
 }
 
 }  // namespace KVARN_ISA_NAMESPACE
