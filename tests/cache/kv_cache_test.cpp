@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -314,6 +316,24 @@ TEST(KvCache, RefusedCallsSayWhy) {
   q.tokens = 1;
   expect(c.cache.attend(id, 0, q, {}, c.workspace),
          "softmax_scale must be given: a positive number");
+  const std::string positions = "; allowed are 0 to 4611686018427387904";
+  for (const std::int64_t window : {std::int64_t{-1}, kvarn::max_position + 1})
+    expect(c.cache.attend(id, 0, q, {.softmax_scale = 1.0f, .window = window}, c.workspace),
+           "window is " + std::to_string(window) + positions);
+  for (const std::int64_t position :
+       {std::int64_t{-2}, kvarn::max_position + 1, std::numeric_limits<std::int64_t>::max()}) {
+    q.position = position;
+    expect(c.cache.attend(id, 0, q, {.softmax_scale = 1.0f}, c.workspace),
+           "query position is " + std::to_string(position) + positions);
+  }
+  // The last that are allowed: far behind every token, and a window that reaches beyond the first.
+  for (const std::int64_t position : {std::int64_t{0}, kvarn::max_position}) {
+    q.position = position;
+    EXPECT_TRUE(
+        c.cache
+            .attend(id, 0, q, {.softmax_scale = 1.0f, .window = kvarn::max_position}, c.workspace)
+            .ok());
+  }
   EXPECT_EQ(c.cache.length(id), 10);
 }
 

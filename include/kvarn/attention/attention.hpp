@@ -21,6 +21,9 @@ namespace kvarn {
 
 inline constexpr int groups_per_chunk = 8;
 
+// Of queries; also the largest window.
+inline constexpr std::int64_t max_position = std::int64_t{1} << 62;
+
 // Tokens kept exact, their keys and values rotated. Any count.
 template <class T>
 struct exact_tokens {
@@ -54,7 +57,7 @@ struct attention_queries {
   tokens_view<const T> vectors = {};
   int tokens = 1;
   int heads = 1;
-  std::int64_t position = 0;     // of the first query token
+  std::int64_t position = 0;     // of the first query token, 0 to max_position
   std::ptrdiff_t token_gap = 0;  // elements that lie between two query tokens beyond the stride
 };
 

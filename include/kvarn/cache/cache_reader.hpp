@@ -179,7 +179,7 @@ class cache_reader {
     const auto bad = [this](const char* what) {
       return in_.fail(error_code::invalid_data, std::string("a sequence has ") + what);
     };
-    constexpr std::uint64_t most = std::uint64_t{1} << 62;
+    constexpr auto most = static_cast<std::uint64_t>(max_position);
     const auto sink = static_cast<std::uint64_t>(table_.sink());
     if (h.length > most || h.first > most || h.has_moments > 1) return bad("numbers out of range");
     if (h.first < sink || (h.first > sink && h.first > h.length))

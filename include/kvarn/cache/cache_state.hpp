@@ -34,7 +34,8 @@ struct cache_queries {
   heads_view<O> out;            // [tokens][query_heads][value head_dim]
   int tokens = 1;
   float* lse = nullptr;        // [tokens][query_heads]: log of the sum of exponentials; or null
-  std::int64_t position = -1;  // of the first query token; -1: they are the tokens appended last
+  std::int64_t position = -1;  // of the first query token, 0 to max_position; -1: they are the
+                               // tokens appended last
 };
 
 inline namespace KVARN_ISA_NAMESPACE {

@@ -331,7 +331,12 @@ class kv_cache {
                        const attention_options& options) const {
     if (status bad = check(id, layer); !bad.ok()) return bad;
     if (q.tokens < 0) return bad_value("query tokens", q.tokens, "it must not be negative");
-    if (q.position < -1) return bad_value("query position", q.position, "it must not be negative");
+    if (q.position < -1 || q.position > max_position)
+      return bad_value("query position", q.position,
+                       "allowed are 0 to " + std::to_string(max_position));
+    if (options.window < 0 || options.window > max_position)
+      return bad_value("window", options.window,
+                       "allowed are 0 to " + std::to_string(max_position));
     if (q.position == -1 && q.tokens > s().table.appended(id, layer))
       return bad_value("query tokens", q.tokens,
                        "the layer has " + std::to_string(s().table.appended(id, layer)) +
