@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 #include <tuple>
@@ -188,6 +189,29 @@ TEST(CacheFaults, ValuesBeyondFp16AndTheirRotation) {
     const auto out = c.attend(id);
     EXPECT_TRUE(std::all_of(out.begin(), out.end(), [](float x) { return std::isfinite(x); }));
     c.seal(id);
+  }
+}
+
+// Rows of float are clamped as those of float16 are: else sealing would do it, where attention has
+// read more before.
+TEST(CacheFaults, ExactRowsBeyondWhatARecordHolds) {
+  test_cache<float> c(small_config());
+  const auto id = c.create();
+  constexpr int tokens = 5 + 4 * 64 + 39;
+  const std::vector<float> x(tokens * 2 * 64, 65504.0f);  // rotation makes it 8 times as large
+  const auto view = kvarn::token_major(x.data(), 2, 64);
+  for (int layer = 0; layer < 2; ++layer) {
+    kvarn::replaced_values replaced;
+    ASSERT_TRUE(c.cache.append(id, layer, view, view, tokens, &replaced).ok());
+    EXPECT_EQ(replaced, (kvarn::replaced_values{0, 2 * 2 * tokens}));
+  }
+  ASSERT_TRUE(c.cache.commit(id).ok());
+  for (const int sealed : {0, 4}) {
+    EXPECT_EQ(c.seal(id, sealed), sealed);
+    const auto out = c.attend(id);
+    // What a scale's 3 bits of mantissa lose: up to 1 / 16.
+    for (std::size_t i = 0; i < std::size_t{4} * 64; ++i)
+      ASSERT_NEAR(out[i], 65504.0f / 8, 65504.0f / 8 / 16) << sealed << " " << i;
   }
 }
 

@@ -295,7 +295,8 @@ void decode_tokens(const_tile_view tile, int first, int count, tokens_view<T> ou
   }
 }
 
-// Rotates `count` tokens of `head_dim` channels. `out` may be `in`. Not-finite values are replaced.
+// Rotates `count` tokens of `head_dim` channels. `out` may be `in`. What FP16 cannot hold is
+// replaced, before the rotation and after it.
 template <class T, class O>
 replaced_values rotate_tokens(tokens_view<T> in, tokens_view<O> out, int count, int head_dim) {
   replaced_values replaced;
@@ -303,7 +304,7 @@ replaced_values rotate_tokens(tokens_view<T> in, tokens_view<O> out, int count, 
   for (int t = 0; t < count; ++t) {
     load_token(in, t, head_dim, vector, replaced);
     hadamard(vector, head_dim);
-    for (int d = 0; d < head_dim; ++d) out.store(t, d, vector[d]);
+    for (int d = 0; d < head_dim; ++d) out.store(t, d, sanitize(vector[d], replaced));
   }
   return replaced;
 }

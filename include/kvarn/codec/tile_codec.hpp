@@ -74,8 +74,9 @@ void decode_tile(const_tile_view tile, tokens_view<T> out, bool rotate_back = tr
 }
 
 // Rotates `count` tokens of `head_dim` channels, as attention expects those that are kept exact.
-// `out` may be `in`. NaN counts as 0; infinities and values beyond FP16 saturate, before and after.
-// Precondition: head_dim is supported.
+// `out` may be `in`. NaN counts as 0; infinities and values beyond FP16 saturate, before the
+// rotation and after it, whatever O is (a bfloat16 then holds 65536). Precondition: head_dim is
+// supported.
 template <class T, class O>
 replaced_values rotate_tokens(tokens_view<T> in, tokens_view<O> out, int count, int head_dim,
                               target on = default_target()) {

@@ -268,6 +268,7 @@ KVARN_NOINLINE replaced_values rotate_tokens(tokens_view<T> in, tokens_view<O> o
   for (int t = 0; t < count; ++t) {
     const auto token = load_rows(read, t, 1, head_dim, vector, replaced);
     rotate_vector(token.x, vector, head_dim, norm);
+    sanitize(vector, head_dim, replaced);
     store_tokens(vector, head_dim, t, 1, out);
   }
   return replaced;

@@ -46,6 +46,12 @@ KVARN_NOINLINE bool are_storable(token_rows<T> tokens, int count, int head_dim) 
   return !any_less(set1_i32(largest_storable), largest);
 }
 
+// Sanitizes n floats, a multiple of 16.
+KVARN_NOINLINE void sanitize(float* x, int n, replaced_values& replaced) {
+  if (are_storable(token_rows<float>{x, n}, 1, n)) return;
+  for (int i = 0; i < n; i += 16) store(x + i, sanitize(load(x + i), replaced));
+}
+
 // Tokens first .. first + count - 1 as floats, sanitized, in `x`, count * head_dim floats.
 template <class T>
 KVARN_NOINLINE token_rows<float> copy_rows(tokens_view<const T> tokens, int first, int count,
@@ -58,9 +64,7 @@ KVARN_NOINLINE token_rows<float> copy_rows(tokens_view<const T> tokens, int firs
       else
         for (int i = 0; i < 16; ++i) x[i] = tokens.load(t, d + i);
     }
-  if (!are_storable(rows, count, head_dim))
-    for (x -= count * head_dim; count > 0; --count)
-      for (int d = 0; d < head_dim; d += 16, x += 16) store(x, sanitize(load(x), replaced));
+  sanitize(x - count * head_dim, count * head_dim, replaced);
   return rows;
 }
 
