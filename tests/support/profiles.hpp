@@ -239,7 +239,7 @@ inline std::vector<float> make_queries(const kv_sample& sample, int count, std::
     const Eigen::MatrixXd solved = metric.solve(constraints);
     const Eigen::Matrix3d gram = constraints.transpose() * solved;
     const Eigen::Vector3d weights = std::sqrt(d) * gram.ldlt().solve(logits);
-    queries.row(i) = (solved * weights).transpose();
+    queries.row(i) = weights.transpose() * solved.transpose();
   }
   return detail::to_floats(queries);
 }
