@@ -3,7 +3,7 @@
 
 #include <cassert>
 
-#if defined(__FAST_MATH__) && !defined(KVARN_ALLOW_FAST_MATH)
+#if (defined(__FAST_MATH__) || defined(__USE_FAST_MATH__)) && !defined(KVARN_ALLOW_FAST_MATH)
 #error "kvarn promises equal bytes on every machine, which -ffast-math breaks; compile without it"
 #endif
 
@@ -110,3 +110,18 @@
 #define KVARN_ISA_PASTE_EXPANDED(a, b, c, d) isa_##a##_##b##_##c##_##d
 #define KVARN_ISA_PASTE(a, b, c, d) KVARN_ISA_PASTE_EXPANDED(a, b, c, d)
 #define KVARN_ISA_NAMESPACE KVARN_ISA_PASTE(KVARN_ISA_A, KVARN_ISA_B, KVARN_ISA_C, KVARN_ISA_D)
+
+// CUDA code lives in an inline namespace named after the architectures that the including file is
+// compiled for, and kernels are hidden: two libraries built for different ones never share a
+// kernel.
+#if defined(__CUDACC__)
+#define KVARN_KERNEL __attribute__((visibility("hidden"))) __global__
+#if defined(__CUDA_ARCH_LIST__)
+#define KVARN_CUDA_PASTE_EXPANDED(a, b, c, d, e, f, g, h, ...) \
+  sm_##a##_##b##_##c##_##d##_##e##_##f##_##g##_##h
+#define KVARN_CUDA_PASTE(...) KVARN_CUDA_PASTE_EXPANDED(__VA_ARGS__)
+#define KVARN_CUDA_NAMESPACE KVARN_CUDA_PASTE(__CUDA_ARCH_LIST__, x, x, x, x, x, x, x, x)
+#else
+#define KVARN_CUDA_NAMESPACE sm_default
+#endif
+#endif

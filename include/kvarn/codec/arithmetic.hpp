@@ -55,15 +55,28 @@ inline float rounded(float product) {
   return product;
 }
 
-inline float min_of(float a, float b) { return b < a ? b : a; }
-inline float max_of(float a, float b) { return a < b ? b : a; }
-inline float clamp(float x, float low, float high) { return min_of(max_of(x, low), high); }
+// a * b with its rounding, on the host and on a device.
+KVARN_HOST_DEVICE inline float product_of(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return rounded(a * b);
+#endif
+}
+
+KVARN_HOST_DEVICE inline float min_of(float a, float b) { return b < a ? b : a; }
+KVARN_HOST_DEVICE inline float max_of(float a, float b) { return a < b ? b : a; }
+KVARN_HOST_DEVICE inline float clamp(float x, float low, float high) {
+  return min_of(max_of(x, low), high);
+}
 
 // floor(log2(x)) of a positive normal number.
-inline int exponent_of(float x) { return static_cast<int>((bits_of(x) >> 23) & 0xffu) - 127; }
+KVARN_HOST_DEVICE inline int exponent_of(float x) {
+  return static_cast<int>((bits_of(x) >> 23) & 0xffu) - 127;
+}
 
 // 2^e for -126 <= e <= 127.
-inline float power_of_two(int e) {
+KVARN_HOST_DEVICE inline float power_of_two(int e) {
   return float_of_bits(static_cast<std::uint32_t>(e + 127) << 23);
 }
 

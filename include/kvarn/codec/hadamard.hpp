@@ -39,7 +39,7 @@ struct sign_matrix {
 // C[i][j] in {-1, 0, 1}: zero diagonal, first row and column 1, else the quadratic character of the
 // difference of two elements of GF(Q).
 template <int Q>
-constexpr sign_matrix<Q + 1> conference_matrix() {
+KVARN_HOST_DEVICE constexpr sign_matrix<Q + 1> conference_matrix() {
   static_assert(Q == 5 || Q == 9 || Q == 13);
   // An element of GF(9) = GF(3)[i] with i^2 = -1 is a + 3 b for a + b i.
   constexpr int p = Q == 9 ? 3 : Q;

@@ -17,6 +17,7 @@
 #include "../format/float8.hpp"
 #include "../format/tile_layout.hpp"
 #include "arithmetic.hpp"
+#include "column_grid.hpp"
 
 namespace kvarn {
 
@@ -28,45 +29,7 @@ struct scaled_tile {
   int cols;
 };
 
-// The step and zero of one column, both numbers that a record can hold.
-struct column_grid {
-  float zero;
-  float step;
-};
-
-// A scale or step as stored and as a number.
-struct rounded_fp8 {
-  std::uint8_t bits;
-  float value;
-};
-
 inline namespace KVARN_ISA_NAMESPACE {
-
-// The FP8 nearest to `value`.
-KVARN_COLD rounded_fp8 round_fp8(float value, scale_type type) {
-  if (type == scale_type::ue5m3) {
-    const ue5m3 code(value);
-    return {code.bits, static_cast<float>(code)};
-  }
-  const e4m3 code(value);
-  return {code.bits, static_cast<float>(code)};
-}
-
-// The binary16 nearest to `value`; never an infinity, never -0.
-KVARN_COLD float16 nearest_zero(float value) {
-  const float16 zero = float16::saturated(value);
-  return zero.bits == 0x8000 ? float16::from_bits(0) : zero;
-}
-
-// The largest binary16 that is not above `value`; never an infinity, never -0.
-KVARN_COLD float16 zero_below(float value) {
-  const float16 zero = nearest_zero(value);
-  if (!(static_cast<float>(zero) > value)) return zero;
-  if (zero.bits == 0) return float16::from_bits(0x8001);  // the largest negative number
-  if (zero.bits == 0x8000 + float16::max_bits) return zero;
-  return float16::from_bits(
-      static_cast<std::uint16_t>((zero.bits & 0x8000) != 0 ? zero.bits + 1 : zero.bits - 1));
-}
 
 // The code nearest to t / step, ties to even, within 0 .. max_code; 0 for a NaN, which large
 // factors of error feedback can make. `inverse_range` is 1 / (max_code * step).
@@ -76,14 +39,7 @@ inline float round_code(float t, float inverse_range, int max_code) {
   return std::fma(unit, static_cast<float>(max_code), magic) - magic;
 }
 
-inline float inverse_range(float step, int max_code) {
-  return 1.0f / (static_cast<float>(max_code) * step);
-}
-
-// The grid over the middle `range` (0 to 1) of a column's minimum to maximum. With `cover` the zero
-// is rounded down and the step reaches from there to the end, so that the codes cover the range
-// also where a binary16 resolves the column's offset less finely than its spread; without, the zero
-// is rounded to nearest and the step is that of the range, as the paper has it.
+// fit_range of one column of a tile.
 KVARN_COLD column_grid fit_range(const scaled_tile& tile, int col, float range, bool cover,
                                  int max_code, scale_type type) {
   float low = 0x1p126f;
@@ -94,19 +50,10 @@ KVARN_COLD column_grid fit_range(const scaled_tile& tile, int col, float range, 
     low = min_of(low, y);
     high = max_of(high, y);
   }
-  const float width = high - low;
-  const float start = std::fma(0.5f * (1.0f - range), width, low);
-  const auto zero = static_cast<float>(cover ? zero_below(start) : nearest_zero(start));
-  const float reach = cover ? std::fma(range, width, start) - zero : range * width;
-  return {zero, round_fp8(rounded(reach * (1.0f / static_cast<float>(max_code))), type).value};
+  return fit_range(low, high, range, cover, max_code, type);
 }
 
-// Sums over the rows of a column with weights w, codes c and deviations t from the column's zero.
-struct column_sums {
-  float w, wc, wcc, wt, wct, wtt;
-};
-
-// `weight`: one per row, or null for ones.
+// The sums of one column of a tile under a grid. `weight`: one per row, or null for ones.
 KVARN_COLD column_sums sum_column(const scaled_tile& tile, int col, const column_grid& grid,
                                   int max_code, const float* weight) {
   float w[lanes] = {};
@@ -134,37 +81,16 @@ KVARN_COLD column_sums sum_column(const scaled_tile& tile, int col, const column
   return {fold(w), fold(wc), fold(wcc), fold(wt), fold(wct), fold(wtt)};
 }
 
-// Least-squares step and zero for the codes that the grid gives now, rows weighted.
+// refit of one column of a tile.
 KVARN_COLD column_grid refit(const scaled_tile& tile, int col, const column_grid& grid,
                              int max_code, const float* weight, scale_type type) {
-  const column_sums s = sum_column(tile, col, grid, max_code, weight);
-  column_grid fitted = grid;
-  const float scaled = s.w * s.wcc;
-  const float determinant = std::fma(-s.wc, s.wc, scaled);
-  if (determinant > 1e-6f * scaled) {
-    const float numerator = std::fma(-s.wc, s.wt, rounded(s.w * s.wct));
-    fitted.step = round_fp8(numerator / determinant, type).value;
-  }
-  const float shift = std::fma(-fitted.step, s.wc, s.wt) / s.w;
-  fitted.zero = static_cast<float>(nearest_zero(grid.zero + shift));
-  return fitted;
+  return refit(grid, sum_column(tile, col, grid, max_code, weight), type);
 }
 
-// The step and zero that keep, with the codes of `grid`, a column's mean and make the stored values
-// unbiased: the regression of the stored on the original values has slope 1. (A least-squares fit
-// shrinks what it stores; random errors average out over tokens and layers, a bias does not.)
+// unbias of one column of a tile.
 KVARN_COLD column_grid unbias(const scaled_tile& tile, int col, const column_grid& grid,
                               int max_code, scale_type type) {
-  const column_sums s = sum_column(tile, col, grid, max_code, nullptr);
-  const float inverse_n = 1.0f / static_cast<float>(tile.rows);
-  const float variance = std::fma(-(s.wt * inverse_n), s.wt, s.wtt);
-  const float covariance = std::fma(-(s.wc * inverse_n), s.wt, s.wct);
-  column_grid fitted = grid;
-  if (variance > 0.0f && covariance > 0.0f)
-    fitted.step = round_fp8(min_of(variance / covariance, 2.0f * grid.step), type).value;
-  const float shift = std::fma(-fitted.step, s.wc, s.wt) * inverse_n;
-  fitted.zero = static_cast<float>(nearest_zero(rounded(shift) + grid.zero));
-  return fitted;
+  return unbias(grid, sum_column(tile, col, grid, max_code, nullptr), tile.rows, type);
 }
 
 }  // namespace KVARN_ISA_NAMESPACE

@@ -50,7 +50,7 @@ namespace detail {
 // The power of two that moves from the row scales into the steps, so that both stay in the normal
 // range of their FP8 type: none for ordinary tiles, half of what is missing for tiny ones, all of
 // what is too much for huge ones. Tiles that differ by a power of two thus have the same codes.
-inline int scale_shift(scale_type type, float largest_scale) {
+KVARN_HOST_DEVICE inline int scale_shift(scale_type type, float largest_scale) {
   const bool wide = type == scale_type::ue5m3;
   // `low` leaves as much room below for smaller rows.
   const int low = (wide ? ue5m3::min_normal_exponent : e4m3::min_normal_exponent) / 2;

@@ -66,7 +66,7 @@ struct replaced_values {
 inline namespace KVARN_ISA_NAMESPACE {
 
 // `value` if an FP16 can hold it, else its replacement. Decides on the bits.
-inline float sanitize(float value, replaced_values& replaced) {
+KVARN_HOST_DEVICE inline float sanitize(float value, replaced_values& replaced) {
   constexpr float largest = 65504.0f;
   const std::uint32_t pattern = bits_of(value);
   const std::uint32_t magnitude = pattern & 0x7fffffffu;

@@ -57,7 +57,8 @@ struct moments {
   float std;
 };
 
-KVARN_COLD moments moments_about(float shift, float sum, float squares, int n, float unit) {
+KVARN_HOST_DEVICE inline moments moments_about(float shift, float sum, float squares, int n,
+                                               float unit) {
   const float inverse_n = 1.0f / static_cast<float>(n);
   moments m{};
   m.mean = std::fma(sum, inverse_n, shift);

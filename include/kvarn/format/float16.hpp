@@ -98,6 +98,13 @@ struct bfloat16 {
 // implementation
 
 constexpr float16::operator float() const {
+#if defined(__CUDA_ARCH__)
+  if (!__builtin_is_constant_evaluated()) {
+    float value = 0.0f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+  }
+#endif
   const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
   const std::uint32_t magnitude = bits & 0x7fffu;
   if (magnitude >= 0x7c00u)  // infinity and NaN keep their payload
@@ -109,6 +116,14 @@ constexpr float16::operator float() const {
 }
 
 constexpr std::uint16_t float16::round(float value) {
+#if defined(__CUDA_ARCH__)
+  // The same for all but NaN, which is 0x7fff.
+  if (!__builtin_is_constant_evaluated()) {
+    std::uint16_t half = 0;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
+    return half;
+  }
+#endif
   const auto pattern = bits_of(value);
   const auto sign = static_cast<std::uint16_t>((pattern >> 16) & 0x8000u);
   const std::uint32_t magnitude = pattern & 0x7fffffffu;

@@ -156,6 +156,15 @@ struct cache_format {
   friend constexpr bool operator==(const cache_format&, const cache_format&) = default;
 };
 
+// The fields of an id, whatever they hold; parse_format_id checks them.
+KVARN_INLINE constexpr cache_format format_of_id(format_id id) {
+  return {static_cast<int>(id & 0xffff),       static_cast<int>(id >> 16 & 0xffff),
+          static_cast<int>(id >> 32 & 0xffff), static_cast<int>(id >> 48 & 0xf),
+          static_cast<int>(id >> 52 & 0xf),    static_cast<scale_type>(id >> 56 & 0xf)};
+}
+static_assert(format_of_id(cache_format{192, 80, 64, 3, 4, scale_type::e4m3}.id()) ==
+              cache_format{192, 80, 64, 3, 4, scale_type::e4m3});
+
 inline namespace KVARN_ISA_NAMESPACE {
 
 namespace detail {
@@ -212,15 +221,10 @@ KVARN_COLD status validate(const cache_format& format) {
 
 // The format that an id names, or why it names none.
 inline result<cache_format> parse_format_id(format_id id) {
-  const auto field = [id](int shift, int width) {
-    return static_cast<int>((id >> shift) & ((format_id{1} << width) - 1));
-  };
-  if (const auto version = static_cast<unsigned>(field(60, 4));
-      version != cache_format::layout_version)
+  if (const auto version = static_cast<unsigned>(id >> 60); version != cache_format::layout_version)
     return failure(error_code::invalid_format, {"record layout version is ", version,
                                                 "; allowed is ", cache_format::layout_version});
-  const cache_format format{field(0, 16), field(16, 16), field(32, 16),
-                            field(48, 4), field(52, 4),  static_cast<scale_type>(field(56, 4))};
+  const cache_format format = format_of_id(id);
   if (status s = validate(format); !s.ok()) return s;
   return format;
 }
