@@ -1,0 +1,458 @@
+// One packed tile against four rows of queries, by one warp on integer tensor cores.
+//
+// Lane 4 r + i works for row i of the four. Of the columns that an operand contracts over it holds
+//   base + 16 q + word_stride w + e,   base = 16 runs (r / 2) + half_stride (r % 2),
+// in element [q][w][e]: that is where the transposition of 8 x 8 matrices takes them from, and
+// where the scores of a tile come out, whose rows are taken in the order that makes it so.
+#pragma once
+
+#include <cstdint>
+
+#include "../format/tile_layout.hpp"
+#include "device.cuh"
+#include "tensor_core.cuh"
+
+namespace kvarn::cuda {
+inline namespace KVARN_CUDA_NAMESPACE {
+namespace detail {
+
+// Below every score: of tokens that a row does not see.
+inline constexpr float unseen = -1e30f;
+
+// The maximum and the sum of a softmax: the sum of 2^(score - maximum). The maximum is a score
+// rounded up, or nothing_seen.
+struct softmax_state {
+  int maximum;
+  float sum;
+};
+inline constexpr int nothing_seen = -(1 << 24);
+inline constexpr int largest_maximum = 1 << 23;
+
+__device__ inline int rounded_maximum(float score) {
+  return score > 0.5f * unseen ? static_cast<int>(fminf(ceilf(score), 1.0f * largest_maximum))
+                               : nothing_seen;
+}
+
+// 2^d for d <= 127, 0 below -126.
+__device__ inline float power(int d) { return __int_as_float((max(d, -127) + 127) << 23); }
+
+// cap * tanh(score / cap); cap 0: none.
+struct soft_cap {
+  float cap;
+  float slope;  // 2 log2(e) / cap
+
+  __device__ float operator()(float score) const {
+    const float y = fminf(fmaxf(score * slope, -60.0f), 60.0f);
+    return cap * (1.0f - __fdividef(2.0f, exp2_approx(y) + 1.0f));
+  }
+};
+
+// How 16 neighbouring codes lie in 4 operand registers: byte b of register u is code
+//   u + 4 b                        of 2 and 3 bits,
+//   8 (u / 2) + u % 2 + 2 b        of 4 bits.
+// Element (w, e) of a lane belongs to byte 2 (r % 2) + slot of its register.
+template <int Bits>
+struct code_order {
+  static constexpr int word_stride = Bits == 4 ? 8 : 4;
+  static constexpr int half_stride = Bits == 4 ? 4 : 8;
+  // The element of register u and slot 0 or 1.
+  KVARN_HOST_DEVICE static constexpr int word(int u, int slot) { return Bits == 4 ? u >> 1 : slot; }
+  KVARN_HOST_DEVICE static constexpr int element(int u, int slot) {
+    return Bits == 4 ? (u & 1) + 2 * slot : u;
+  }
+  KVARN_HOST_DEVICE static constexpr int column(int u, int slot) {
+    return word_stride * word(u, slot) + element(u, slot);
+  }
+  __device__ static int base(int runs) {
+    const int r = lane_index() >> 2;
+    return 16 * runs * (r >> 1) + half_stride * (r & 1);
+  }
+};
+
+// Registers of the operand A from 16 codes of one row; of 2 and 3 bits the odd ones are 4 times the
+// codes.
+template <int Bits>
+__device__ inline void spread_codes(std::uint32_t low, std::uint32_t high, std::uint32_t (&a)[4]) {
+  if constexpr (Bits == 4) {
+    a[0] = low & 0x0f0f0f0fu;
+    a[1] = (low >> 4) & 0x0f0f0f0fu;
+    a[2] = high & 0x0f0f0f0fu;
+    a[3] = (high >> 4) & 0x0f0f0f0fu;
+  } else {
+    const std::uint32_t upper = low >> 4;
+    a[0] = low & 0x03030303u;
+    a[1] = low & 0x0c0c0c0cu;
+    a[2] = upper & 0x03030303u;
+    a[3] = upper & 0x0c0c0c0cu;
+    if constexpr (Bits == 3) {
+      // Nibble b of the high bits goes to byte b.
+      std::uint32_t h = (high | (high << 8)) & 0x00ff00ffu;
+      h = (h | (h << 4)) & 0x0f0f0f0fu;
+      a[0] |= (h << 2) & 0x04040404u;
+      a[1] |= (h << 3) & 0x10101010u;
+      a[2] |= h & 0x04040404u;
+      a[3] |= (h << 1) & 0x10101010u;
+    }
+  }
+}
+
+// The codes of a record in shared memory, as lane i reads them: runs i * Runs .. of a row.
+template <tile_layout Layout, int Runs>
+struct code_rows {
+  static constexpr int row_bytes = static_cast<int>(Layout.plane_row_bytes(0));
+  static constexpr int high_row_bytes =
+      Layout.bits == 3 ? static_cast<int>(Layout.plane_row_bytes(1)) : 0;
+  static constexpr int run_bytes = Layout.bits == 4 ? 8 : 4;
+  static constexpr int places = row_bytes | (Runs * run_bytes);  // a multiple of what all are
+  static constexpr int align = places % 16 == 0 ? 16 : places % 8 == 0 ? 8 : 4;
+
+  const std::byte* low;
+  const std::byte* high;
+
+  // Rows are counted from `first_row`.
+  __device__ code_rows(const std::byte* record, int first_row) {
+    const int i = lane_index() & 3;
+    low = record + first_row * row_bytes + i * Runs * run_bytes;
+    high = record + Layout.plane_offset(1) + first_row * high_row_bytes + i * Runs * 2;
+  }
+
+  __device__ void load(int row, std::uint32_t (&out)[Runs], std::uint32_t (&out_high)[Runs]) const {
+    const std::byte* const from = low + row * row_bytes;
+    constexpr int words = Runs * run_bytes / 4;
+    std::uint32_t word[words];
+    if constexpr (align == 16 && words % 4 == 0) {
+#pragma unroll
+      for (int k = 0; k < words; k += 4)
+        *reinterpret_cast<uint4*>(word + k) = *reinterpret_cast<const uint4*>(from + 4 * k);
+    } else if constexpr (align >= 8 && words % 2 == 0) {
+#pragma unroll
+      for (int k = 0; k < words; k += 2)
+        *reinterpret_cast<uint2*>(word + k) = *reinterpret_cast<const uint2*>(from + 4 * k);
+    } else {
+#pragma unroll
+      for (int k = 0; k < words; ++k)
+        word[k] = *reinterpret_cast<const std::uint32_t*>(from + 4 * k);
+    }
+#pragma unroll
+    for (int q = 0; q < Runs; ++q) {
+      out[q] = word[q * (run_bytes / 4)];
+      out_high[q] = Layout.bits == 4 ? word[(2 * q + 1) % words] : 0;
+      if constexpr (Layout.bits == 3)
+        out_high[q] = *reinterpret_cast<const std::uint16_t*>(high + row * high_row_bytes + 2 * q);
+    }
+  }
+};
+
+// Four FP8 numbers as halves without the factor of their type: bytes 0 and 2, bytes 1 and 3.
+struct byte_halves {
+  std::uint32_t even;
+  std::uint32_t odd;
+};
+__device__ inline byte_halves halves_of(std::uint32_t bytes) {
+  return {(bytes & 0x00ff00ffu) << 7, (bytes >> 1) & 0x7f807f80u};
+}
+__device__ inline void widen_bytes(const byte_halves& halves, float (&out)[4]) {
+  const float_pair even = unpack_halves(halves.even);
+  const float_pair odd = unpack_halves(halves.odd);
+  out[0] = even.low;
+  out[1] = odd.low;
+  out[2] = even.high;
+  out[3] = odd.high;
+}
+// A binary16 that is 2^e, twice; -24 <= e <= 15.
+__device__ inline std::uint32_t half_powers(int e) {
+  const std::uint32_t bits =
+      e >= -14 ? static_cast<std::uint32_t>(e + 15) << 10 : std::uint32_t{1} << (e + 24);
+  return bits | (bits << 16);
+}
+__device__ inline std::uint32_t multiply_halves(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t out;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  return out;
+}
+
+// One side of a tile's products, in operand registers.
+template <int Runs>
+struct folded_operand {
+  std::uint32_t b[Runs][4];
+  float unit;  // of the integer sums
+  float bias;  // sum of a[c] zero[c], over all lanes of the row
+};
+
+// Folds steps and zeros of the tile into `a`. |a| must be at most 2^15 (signed) or 2^16.
+template <bool Signed, tile_layout Layout, int Runs>
+__device__ inline folded_operand<Runs> fold(const std::byte* record, const float (&a)[Runs][2][4]) {
+  using order = code_order<Layout.bits>;
+  constexpr int cols = Layout.cols();
+  constexpr bool is_padded = 64 * Runs != cols;
+  const std::byte* const steps = record + Layout.step_offset();
+  const std::byte* const zeros = record + Layout.zero_offset();
+  const int base = order::base(Runs);
+  std::uint32_t words[Runs][2];
+  unsigned largest = 0;
+#pragma unroll
+  for (int q = 0; q < Runs; ++q)
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      const int c = base + 16 * q + order::word_stride * w;
+      words[q][w] = 0;
+      if (!is_padded || c < cols) words[q][w] = *reinterpret_cast<const std::uint32_t*>(steps + c);
+      largest = __vmaxu2(largest, __vmaxu2(words[q][w], words[q][w] << 8));
+    }
+  largest = max(largest & 0xffffu, largest >> 16);
+  // Steps times 2^(14 - exponent) are below 1.
+  const int exponent = max(static_cast<int>(__reduce_max_sync(all_lanes, largest) >> 11), 1);
+  const std::uint32_t even_factor = half_powers(14 - exponent);
+  const std::uint32_t odd_factor = Layout.bits == 4 ? even_factor : half_powers(12 - exponent);
+  folded_operand<Runs> out;
+  out.unit = __int_as_float((exponent - 14 + 127) << 23);
+
+  // The low 16 bits of the sum are the number, 128 more where it has a sign.
+  constexpr float magic = Signed ? 12582912.0f + 128.0f : 8388608.0f;
+  float bias = 0.0f;
+#pragma unroll
+  for (int q = 0; q < Runs; ++q) {
+    std::uint32_t t[2][4];
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      byte_halves halves = halves_of(words[q][w]);
+      halves.even = multiply_halves(halves.even, even_factor);
+      halves.odd = multiply_halves(halves.odd, odd_factor);
+      float step[4];
+      widen_bytes(halves, step);
+      const int c = base + 16 * q + order::word_stride * w;
+      uint2 zero = {0u, 0u};
+      if (!is_padded || c < cols) zero = *reinterpret_cast<const uint2*>(zeros + 2 * c);
+      const float_pair low = unpack_halves(zero.x);
+      const float_pair high = unpack_halves(zero.y);
+      bias = bias + std::fma(a[q][w][0], low.low,
+                             std::fma(a[q][w][1], low.high,
+                                      std::fma(a[q][w][2], high.low, a[q][w][3] * high.high)));
+#pragma unroll
+      for (int e = 0; e < 4; ++e) t[w][e] = __float_as_uint(std::fma(a[q][w][e], step[e], magic));
+    }
+#pragma unroll
+    for (int u = 0; u < 4; ++u) {
+      const std::uint32_t first = t[order::word(u, 0)][order::element(u, 0)];
+      const std::uint32_t second = t[order::word(u, 1)][order::element(u, 1)];
+      // Low bytes of both, high bytes of both: two elements of the matrix.
+      out.b[q][u] = transpose_matrix(__byte_perm(first, second, 0x5140));
+      if constexpr (Signed) out.b[q][u] ^= (lane_index() & 4) == 0 ? 0x80808080u : 0u;
+    }
+  }
+#pragma unroll
+  for (int lane = 4; lane < 32; lane *= 2) bias = bias + __shfl_xor_sync(all_lanes, bias, lane);
+  out.bias = bias;
+  return out;
+}
+
+// Sums over the codes of N pairs of rows of the tile, `first(n)` and `second(n)`; lanes of r see
+// them as rows r and r + 8 of 16. Several at a time, since a multiplication waits for the one
+// before it that it adds to.
+template <bool Signed, int N, tile_layout Layout, int Runs, class First, class Second>
+__device__ inline void multiply_rows(const code_rows<Layout, Runs>& rows, First first,
+                                     Second second, const folded_operand<Runs>& operand,
+                                     float (&sums)[N][2]) {
+  std::uint32_t low[N][2][Runs];
+  std::uint32_t high[N][2][Runs];
+  int c[N][4] = {};
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    rows.load(first(n), low[n][0], high[n][0]);
+    rows.load(second(n), low[n][1], high[n][1]);
+  }
+#pragma unroll
+  for (int q = 0; q < Runs; ++q)
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      std::uint32_t x[4];
+      std::uint32_t y[4];
+      spread_codes<Layout.bits>(low[n][0][q], high[n][0][q], x);
+      spread_codes<Layout.bits>(low[n][1][q], high[n][1][q], y);
+#pragma unroll
+      for (int u = 0; u < 4; u += 2) {
+        const std::uint32_t a[4] = {x[u], y[u], x[u + 1], y[u + 1]};
+        multiply_bytes<Signed>(c[n], a, operand.b[q][u], operand.b[q][u + 1]);
+      }
+    }
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    sums[n][0] = static_cast<float>(c[n][0] + 256 * c[n][1]);
+    sums[n][1] = static_cast<float>(c[n][2] + 256 * c[n][3]);
+  }
+}
+
+// What an FP8 byte's bits as a binary16 have to be multiplied by.
+template <cache_format Format>
+inline constexpr float fp8_factor = Format.scale == scale_type::ue5m3 ? 1.0f : 256.0f;
+
+template <cache_format Format>
+inline constexpr int key_runs = (Format.key_head_dim + 63) / 64;
+template <cache_format Format>
+inline constexpr int value_runs = Format.group / 64;
+
+// Scores of a tile in the order of the values' operand.
+template <cache_format Format>
+using score_array = float[value_runs<Format>][2][4];
+
+template <cache_format Format, class F>
+__device__ inline void for_scores(score_array<Format>& scores, F f) {
+#pragma unroll
+  for (int q = 0; q < value_runs<Format>; ++q)
+#pragma unroll
+    for (int w = 0; w < 2; ++w)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        f(scores[q][w][e], 16 * q + code_order<Format.value_bits>::word_stride * w + e);
+}
+
+// Scores of the lane's row with the tokens of the key record. `query`: of magnitude at most 2^15,
+// zeros behind the head dimension; `unit`: what it counts in.
+template <cache_format Format>
+__device__ inline void score_tile(const std::byte* keys, const float* query, float unit,
+                                  score_array<Format>& scores) {
+  constexpr tile_layout layout = Format.key_layout();
+  constexpr int runs = key_runs<Format>;
+  using order = code_order<layout.bits>;
+  using token_order = code_order<Format.value_bits>;
+  float a[runs][2][4];
+  const float* const mine = query + order::base(runs);
+#pragma unroll
+  for (int q = 0; q < runs; ++q)
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      const float4 quad = *reinterpret_cast<const float4*>(mine + 16 * q + order::word_stride * w);
+      a[q][w][0] = quad.x;
+      a[q][w][1] = quad.y;
+      a[q][w][2] = quad.z;
+      a[q][w][3] = quad.w;
+    }
+  const folded_operand<runs> operand = fold<true, layout>(keys, a);
+  const int base = token_order::base(value_runs<Format>);
+  const code_rows<layout, runs> rows(keys, base);
+#pragma unroll
+  for (int q = 0; q < value_runs<Format>; ++q)
+#pragma unroll
+    for (int pair = 0; pair < 4; pair += 2) {
+      float sums[2][2];  // 4 at a time take more registers than there are
+      multiply_rows<true>(
+          rows, [=](int n) { return 16 * q + token_order::column(pair + n, 0); },
+          [=](int n) { return 16 * q + token_order::column(pair + n, 1); }, operand, sums);
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int slot = 0; slot < 2; ++slot)
+          scores[q][token_order::word(pair + n, slot)][token_order::element(pair + n, slot)] =
+              sums[n][slot];
+    }
+  const float slope = operand.unit * unit * (fp8_factor<Format> * fp8_factor<Format>);
+  const float offset = operand.bias * unit * fp8_factor<Format>;
+  const std::byte* const scales = keys + layout.scale_offset() + base;
+#pragma unroll
+  for (int q = 0; q < value_runs<Format>; ++q)
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      float scale[4];
+      widen_bytes(halves_of(*reinterpret_cast<const std::uint32_t*>(scales + 16 * q +
+                                                                    token_order::word_stride * w)),
+                  scale);
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        scores[q][w][e] = scale[e] * std::fma(scores[q][w][e], slope, offset);
+    }
+}
+
+// A softmax over one tile: weights are 2^16 times powers of two of scores less their own largest;
+// times `norm` they are relative to the state's maximum.
+struct tile_softmax {
+  softmax_state state;
+  float norm;
+};
+
+// `seen(token)`: whether the lane's row sees a token; not asked where it `sees_all`.
+template <cache_format Format, class Seen>
+__device__ inline tile_softmax weigh_scores(score_array<Format>& scores, bool sees_all, Seen seen,
+                                            soft_cap cap) {
+  if (cap.cap != 0.0f) for_scores<Format>(scores, [&](float& score, int) { score = cap(score); });
+  if (!sees_all) {
+    const int base = code_order<Format.value_bits>::base(value_runs<Format>);
+    for_scores<Format>(scores, [&](float& score, int token) {
+      if (!seen(base + token)) score = unseen;
+    });
+  }
+  float most[4] = {unseen, unseen, unseen, unseen};
+  for_scores<Format>(
+      scores, [&](float& score, int token) { most[token & 3] = fmaxf(most[token & 3], score); });
+  float largest = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
+#pragma unroll
+  for (int lane = 4; lane < 32; lane *= 2)
+    largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, lane));
+  tile_softmax out{{rounded_maximum(largest), 0.0f}, 0.0f};
+  if (out.state.maximum != nothing_seen)
+    out.norm = exp2_approx(largest - static_cast<float>(out.state.maximum)) * 0x1p-16f;
+  const float shift = 16.0f - largest;
+  float part[4] = {};
+  for_scores<Format>(scores, [&](float& score, int token) {
+    score = exp2_approx(score + shift);
+    part[token & 3] = part[token & 3] + score;
+  });
+  float sum = (part[0] + part[1]) + (part[2] + part[3]);
+#pragma unroll
+  for (int lane = 4; lane < 32; lane *= 2) sum = sum + __shfl_xor_sync(all_lanes, sum, lane);
+  out.state.sum = sum * out.norm;
+  return out;
+}
+
+// 16 N channels from d on.
+template <int N, tile_layout Layout, int Runs, class Put>
+__device__ inline void sum_channels(const code_rows<Layout, Runs>& rows, const std::uint8_t* scales,
+                                    int d, const folded_operand<Runs>& operand, float slope,
+                                    float offset, Put put) {
+  float sums[N][2];
+  multiply_rows<false>(
+      rows, [d](int n) { return d + 16 * n; }, [d](int n) { return d + 16 * n + 8; }, operand,
+      sums);
+#pragma unroll
+  for (int n = 0; n < N; ++n)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int channel = d + 16 * n + 8 * half;
+      const float scale = to_float(static_cast<std::uint16_t>(scales[channel] << 7));
+      sums[n][half] = scale * std::fma(sums[n][half], slope, offset);
+    }
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    put(d / 8 + 2 * n, sums[n][0]);
+    put(d / 8 + 2 * n + 1, sums[n][1]);
+  }
+}
+
+// Calls put(k, x) with the sum of weights times values, times `norm`, of channel r + 8 k for the
+// lane's row.
+template <cache_format Format, class Put>
+__device__ inline void sum_values(const std::byte* values, const score_array<Format>& weights,
+                                  float norm, Put put) {
+  constexpr tile_layout layout = Format.value_layout();
+  constexpr int runs = value_runs<Format>;
+  const folded_operand<runs> operand = fold<false, layout>(values, weights);
+  const float slope = operand.unit * norm * (fp8_factor<Format> * fp8_factor<Format>);
+  const float offset = operand.bias * norm * fp8_factor<Format>;
+  const int r = lane_index() >> 2;
+  const code_rows<layout, runs> rows(values, r);
+  const auto* const scales =
+      reinterpret_cast<const std::uint8_t*>(values + layout.scale_offset()) + r;
+  // 64 channels are read before any is written: the compiler does not know that the two differ.
+  constexpr int blocks = layout.head_dim / 16;
+#pragma unroll
+  for (int start = 0; start < blocks; start += 4) {
+    constexpr int last = blocks % 4 == 0 ? 4 : blocks % 4;
+    if (start + 4 <= blocks)
+      sum_channels<4>(rows, scales, 16 * start, operand, slope, offset, put);
+    else
+      sum_channels<last>(rows, scales, 16 * start, operand, slope, offset, put);
+  }
+}
+
+}  // namespace detail
+}  // namespace KVARN_CUDA_NAMESPACE
+}  // namespace kvarn::cuda

@@ -1,0 +1,171 @@
+// What the kernels need of a GPU that C++ has no words for: warps, conversions, bulk copies, tensor
+// cores. No arithmetic of the method.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "../config.hpp"
+#include "../format/float16.hpp"
+#include "arguments.hpp"
+
+namespace kvarn::cuda {
+
+inline namespace KVARN_CUDA_NAMESPACE {
+namespace detail {
+
+inline constexpr unsigned all_lanes = 0xffffffffu;
+
+// The status of the launch just made.
+inline launch_status last_launch() {
+  const cudaError_t code = cudaGetLastError();
+  return {code, code == cudaSuccess ? std::string() : std::string(cudaGetErrorString(code))};
+}
+
+inline launch_status refuse(std::string message) {
+  return {cudaErrorInvalidValue, std::move(message)};
+}
+
+// An attribute of the current device, or -1.
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0;
+  int value = -1;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess)
+    return -1;
+  return value;
+}
+
+__device__ inline int lane_index() { return static_cast<int>(threadIdx.x & 31u); }
+
+__device__ inline float to_float(std::uint16_t half) {
+  return static_cast<float>(float16::from_bits(half));
+}
+
+// The larger magnitude; NaN where either is.
+__device__ inline float larger_magnitude(float a, float b) {
+  float out;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(fabsf(a)), "f"(fabsf(b)));
+  return out;
+}
+
+// Two packed binary16.
+struct float_pair {
+  float low;
+  float high;
+};
+__device__ inline float_pair unpack_halves(std::uint32_t pair) {
+  return {to_float(static_cast<std::uint16_t>(pair)),
+          to_float(static_cast<std::uint16_t>(pair >> 16))};
+}
+
+// Element `index` of an array of `type`.
+__device__ inline float load_element(const void* array, element_type type, std::int64_t index) {
+  if (type == element_type::float32) return __ldg(static_cast<const float*>(array) + index);
+  const std::uint16_t bits = __ldg(static_cast<const std::uint16_t*>(array) + index);
+  return type == element_type::float16 ? to_float(bits)
+                                       : static_cast<float>(bfloat16::from_bits(bits));
+}
+
+// To nearest even; beyond the type's range to its largest finite value.
+__device__ inline std::uint16_t round_to(element_type type, float value) {
+  return type == element_type::float16 ? float16::saturated(value).bits
+                                       : bfloat16::saturated(value).bits;
+}
+// Two finite numbers in one word, saturated.
+__device__ inline std::uint32_t round_pair(element_type type, float low, float high) {
+  const float limit = type == element_type::float16
+                          ? 65504.0f
+                          : static_cast<float>(bfloat16::from_bits(bfloat16::max_bits));
+  low = fminf(fmaxf(low, -limit), limit);
+  high = fminf(fmaxf(high, -limit), limit);
+  std::uint32_t out;
+  if (type == element_type::float16)
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+}
+__device__ inline void store_element(void* array, element_type type, std::int64_t index,
+                                     float value) {
+  if (type == element_type::float32)
+    static_cast<float*>(array)[index] = value;
+  else
+    static_cast<std::uint16_t*>(array)[index] = round_to(type, value);
+}
+
+// Eight 16-bit elements.
+__device__ inline void widen_eight(uint4 raw, element_type type, float* out) {
+  const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (type == element_type::float16) {
+      const float_pair pair = unpack_halves(words[i]);
+      out[2 * i] = pair.low;
+      out[2 * i + 1] = pair.high;
+    } else {
+      out[2 * i] = __uint_as_float(words[i] << 16);
+      out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+  }
+}
+
+// Eight elements from a place that is a multiple of 16 bytes.
+__device__ inline void load_eight(const void* array, element_type type, std::int64_t index,
+                                  float* out) {
+  if (type != element_type::float32) {
+    widen_eight(
+        __ldg(reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(array) + index)),
+        type, out);
+    return;
+  }
+  const auto* const quads =
+      reinterpret_cast<const float4*>(static_cast<const float*>(array) + index);
+  const float4 a = __ldg(quads);
+  const float4 b = __ldg(quads + 1);
+  out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w;
+  out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
+}
+
+// Two elements from a place that is a multiple of their size.
+__device__ inline float_pair load_pair(const void* array, element_type type, std::int64_t index) {
+  if (type == element_type::float32) {
+    const float2 pair =
+        __ldg(reinterpret_cast<const float2*>(static_cast<const float*>(array) + index));
+    return {pair.x, pair.y};
+  }
+  const std::uint32_t pair = __ldg(
+      reinterpret_cast<const std::uint32_t*>(static_cast<const std::uint16_t*>(array) + index));
+  if (type == element_type::float16) return unpack_halves(pair);
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+
+// Copies 16 bytes from global to shared memory in the background.
+__device__ inline void copy_16_bytes(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                   static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))),
+               "l"(global)
+               : "memory");
+}
+// Until all such copies of this thread are done.
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Bytes of four words become words: out[i] = byte i of a, b, c and d.
+__device__ inline void transpose_bytes(std::uint32_t& a, std::uint32_t& b, std::uint32_t& c,
+                                       std::uint32_t& d) {
+  const std::uint32_t ab_low = __byte_perm(a, b, 0x5140);
+  const std::uint32_t cd_low = __byte_perm(c, d, 0x5140);
+  const std::uint32_t ab_high = __byte_perm(a, b, 0x7362);
+  const std::uint32_t cd_high = __byte_perm(c, d, 0x7362);
+  a = __byte_perm(ab_low, cd_low, 0x5410);
+  b = __byte_perm(ab_low, cd_low, 0x7632);
+  c = __byte_perm(ab_high, cd_high, 0x5410);
+  d = __byte_perm(ab_high, cd_high, 0x7632);
+}
+
+}  // namespace detail
+}  // namespace KVARN_CUDA_NAMESPACE
+}  // namespace kvarn::cuda

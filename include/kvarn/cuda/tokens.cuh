@@ -1,0 +1,121 @@
+// Head vectors of many tokens and KV heads in device memory.
+#pragma once
+
+#include "../codec/tokens.hpp"
+#include "device.cuh"
+#include "rotation.cuh"
+
+namespace kvarn::cuda {
+
+inline namespace KVARN_CUDA_NAMESPACE {
+namespace detail {
+
+// Head vectors: number v is head v % heads of token v / heads, counted from element `first`.
+struct token_source {
+  const void* data;
+  element_type type;
+  int heads;
+  std::int64_t first;
+  token_strides strides;
+
+  __device__ std::int64_t place(int vector) const {
+    const int token = heads == 1 ? vector : vector / heads;
+    return first + token * strides.token + (vector - token * heads) * strides.head;
+  }
+  // Whether runs of 16 channels can be loaded 16 bytes at a time.
+  __device__ bool is_vectorised() const {
+    const auto bytes = static_cast<std::uint64_t>(element_bytes(type));
+    const std::uint64_t start =
+        reinterpret_cast<std::uint64_t>(data) + static_cast<std::uint64_t>(first) * bytes;
+    const auto steps = static_cast<std::uint64_t>(strides.token) |
+                       (heads == 1 ? 0 : static_cast<std::uint64_t>(strides.head));
+    return strides.channel == 1 && ((start | steps * bytes) % 16) == 0;
+  }
+};
+
+// sanitize of 16 numbers, with one test where none is replaced. `place[4 * i]`: memory of this
+// thread for number i.
+__device__ inline void sanitize_run(float (&v)[16], float* place, replaced_values& replaced) {
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) largest = larger_magnitude(largest, v[i]);
+  if (largest <= 65504.0f) return;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) place[4 * i] = v[i];
+#pragma unroll 1
+  for (int i = 0; i < 16; ++i) place[4 * i] = sanitize(place[4 * i], replaced);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) v[i] = place[4 * i];
+}
+
+// Loads `count` vectors from `first_vector` on into buffer tokens 0 .. count - 1, sanitized; with
+// `rotate` through stages 1 and 2 of the rotation. Synchronises the block at its end. A thread
+// requests `Ahead` runs of 16 channels before it uses the first.
+template <int Ahead, int Threads = block_threads, int Dim>
+__device__ void load_tokens(const token_source& source, int first_vector, int count, bool rotate,
+                            const token_buffer<Dim>& buffer, replaced_values& replaced) {
+  const int dim = buffer.dim();
+  const int block = dim / hadamard_core(dim);
+  const int runs = dim / 16;
+  const int units = count * runs;
+  const auto place = [&](int unit) {
+    return source.place(first_vector + unit / runs) + 16 * (unit % runs) * source.strides.channel;
+  };
+  const auto finish = [&](int unit, float(&v)[16]) {
+    const int run = unit % runs;
+    float* const out = buffer.data + (run >> 2) * buffer.plane() + 68 * (unit / runs) + (run & 3);
+    sanitize_run(v, out, replaced);
+    if (rotate) rotate_neighbours(v, block);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) out[4 * i] = v[i];
+  };
+  const int thread = static_cast<int>(threadIdx.x);
+  if (source.type != element_type::float32 && source.is_vectorised()) {
+    for (int base = thread; base < units; base += Ahead * Threads) {
+      uint4 raw[Ahead][2];
+#pragma unroll
+      for (int a = 0; a < Ahead; ++a) {
+        const int unit = base + a * Threads;
+        if (unit >= units) break;
+        const auto* const from = reinterpret_cast<const uint4*>(
+            static_cast<const std::uint16_t*>(source.data) + place(unit));
+        raw[a][0] = __ldg(from);
+        raw[a][1] = __ldg(from + 1);
+      }
+#pragma unroll
+      for (int a = 0; a < Ahead; ++a) {
+        const int unit = base + a * Threads;
+        if (unit >= units) break;
+        float v[16];
+        widen_eight(raw[a][0], source.type, v);
+        widen_eight(raw[a][1], source.type, v + 8);
+        finish(unit, v);
+      }
+    }
+  } else {
+#pragma unroll 1
+    for (int unit = thread; unit < units; unit += Threads) {
+      const std::int64_t start = place(unit);
+      float v[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        v[i] = load_element(source.data, source.type, start + i * source.strides.channel);
+      finish(unit, v);
+    }
+  }
+  if (rotate)
+    rotate_cores<Threads>(buffer, count);
+  else
+    __syncthreads();
+}
+
+__device__ inline void report(const replaced_values& replaced, replaced_counts* out) {
+  if (out == nullptr) return;
+  if (replaced.nan != 0) atomicAdd(&out->nan, static_cast<unsigned>(replaced.nan));
+  if (replaced.saturated != 0)
+    atomicAdd(&out->saturated, static_cast<unsigned>(replaced.saturated));
+}
+
+}  // namespace detail
+}  // namespace KVARN_CUDA_NAMESPACE
+}  // namespace kvarn::cuda
