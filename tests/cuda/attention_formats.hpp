@@ -31,12 +31,4 @@ struct attention_functions {
 template <int Index>
 attention_functions attention_of();
 
-inline attention_functions attention_of(int index) {
-  constexpr attention_functions (*all[])() = {&attention_of<0>, &attention_of<1>, &attention_of<2>,
-                                              &attention_of<3>, &attention_of<4>, &attention_of<5>,
-                                              &attention_of<6>, &attention_of<7>, &attention_of<8>};
-  static_assert(std::size(all) == std::size(attention_formats));
-  return all[index]();
-}
-
 }  // namespace kvarn_test

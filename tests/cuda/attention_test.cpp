@@ -28,6 +28,15 @@ namespace cuda = kvarn::cuda;
 
 constexpr int kv_heads = 2;
 
+kvarn_test::attention_functions attention_of(int index) {
+  constexpr kvarn_test::attention_functions (*all[])() = {
+      &kvarn_test::attention_of<0>, &kvarn_test::attention_of<1>, &kvarn_test::attention_of<2>,
+      &kvarn_test::attention_of<3>, &kvarn_test::attention_of<4>, &kvarn_test::attention_of<5>,
+      &kvarn_test::attention_of<6>, &kvarn_test::attention_of<7>, &kvarn_test::attention_of<8>};
+  static_assert(std::size(all) == std::size(kvarn_test::attention_formats));
+  return all[index]();
+}
+
 // One sequence: tokens of each sealed group, and those around them.
 struct sequence_shape {
   int sink = 0;
@@ -285,7 +294,7 @@ std::vector<result> on_device(int format_index, const std::vector<sequence_data>
   a.sequences = device_list.data();
   a.count = static_cast<int>(list.size());
   a.splits = o.splits;
-  const auto functions = kvarn_test::attention_of(format_index);
+  const auto functions = attention_of(format_index);
   const device_array<std::byte> workspace(functions.workspace_bytes(a), 0xff);
   a.workspace = workspace.data();
   check(functions.launch(a, nullptr));
@@ -501,7 +510,7 @@ repeated_call attend_repeated(const std::vector<kvarn_test::made_record>& record
   a.count = 1;
   a.max_pages = sequence.page_count;
   a.splits = splits;
-  const auto functions = kvarn_test::attention_of(0);
+  const auto functions = attention_of(0);
   const device_array<std::byte> workspace(functions.workspace_bytes(a), 0xff);
   a.workspace = workspace.data();
   check(functions.launch(a, nullptr));
@@ -543,7 +552,7 @@ TEST(CudaAttention, PagesBeyondTwoGigabytes) {
 }
 
 TEST(CudaAttention, RefusesWhatNoKernelTakes) {
-  const auto functions = kvarn_test::attention_of(0);
+  const auto functions = attention_of(0);
   cuda::attention_arguments a;
   a.count = 1;
   EXPECT_EQ(functions.launch(a, nullptr).code, cudaErrorInvalidValue);

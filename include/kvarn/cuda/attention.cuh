@@ -206,6 +206,8 @@ class attention_block {
         shared_(shared),
         barriers_(barriers),
         warp_(static_cast<int>(threadIdx.x) >> 5),
+        kv_head_(static_cast<int>(blockIdx.y) % p.arguments.kv_heads),
+        first_row_(static_cast<int>(blockIdx.y) / p.arguments.kv_heads * rows_per_block),
         keys_(shared + warp_ * layout::slot_bytes, &barriers.records[warp_][0]),
         values_(shared + warp_ * layout::slot_bytes + layout::key_bytes,
                 &barriers.records[warp_][1]),
@@ -214,7 +216,7 @@ class attention_block {
 
   __device__ void run() {
     const int heads = p_.arguments.heads;
-    const int rows = min(sequence_.tokens * heads - first_row(), rows_per_block);
+    const int rows = min(sequence_.tokens * heads - first_row_, rows_per_block);
     const int sink_chunks = blocks_of(sequence_.sink.count, exact_chunk);
     const int sealed_chunks = blocks_of(sequence_.page_count, groups_per_chunk);
     const int chunks = chunks_of(sequence_.sink.count, sequence_.page_count, sequence_.tail.count);
@@ -224,9 +226,9 @@ class attention_block {
     if (lane_index() == 0) {
       const int first_sealed = max(first - sink_chunks, 0);
       const int end_sealed = min(max(end - sink_chunks, 0), sealed_chunks);
-      work_.first_end = sequence_.position + first_row() / heads + 1;
-      work_.spread = (first_row() + rows - 1) / heads - first_row() / heads;
-      work_.base = p_.arguments.pages + Format.key_offset(kv_head());
+      work_.first_end = sequence_.position + first_row_ / heads + 1;
+      work_.spread = (first_row_ + rows - 1) / heads - first_row_ / heads;
+      work_.base = p_.arguments.pages + Format.key_offset(kv_head_);
       work_.pages = sequence_.pages;
       work_.rows = rows;
       work_.end = end;
@@ -314,8 +316,6 @@ class attention_block {
     // What of the group is in front of the end of what the first row sees.
     ahead_ = static_cast<int>(work_.first_end - next_.position);
     if (ahead_ + work_.spread <= 0 || ahead_ - loaded_.count >= p_.window) loaded_.count = 0;
-    sees_all_ = loaded_.count == Format.group && ahead_ >= Format.group &&
-                ahead_ + work_.spread <= p_.window;
     ++taken_;
     next_ = entry(taken_);
   }
@@ -353,13 +353,13 @@ class attention_block {
   // Asks for the queries in front of the records, behind which they would wait.
   __device__ void prefetch_queries() const {
     const attention_arguments& a = p_.arguments;
-    const int row = first_row() + static_cast<int>(threadIdx.x) / 8;
+    const int row = first_row_ + static_cast<int>(threadIdx.x) / 8;
     const int bytes = element_bytes(a.query_type);
     const int channel = 128 / bytes * (static_cast<int>(threadIdx.x) % 8);
-    if (row >= first_row() + work_.rows || channel >= layout::key_dim) return;
+    if (row >= first_row_ + work_.rows || channel >= layout::key_dim) return;
     const std::int64_t place =
         row / a.heads * a.query_strides.token +
-        (std::int64_t{kv_head()} * a.heads + row % a.heads) * a.query_strides.head +
+        (std::int64_t{kv_head_} * a.heads + row % a.heads) * a.query_strides.head +
         channel * a.query_strides.channel;
     asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const std::byte*>(sequence_.queries) +
                                                   place * bytes));
@@ -369,11 +369,11 @@ class attention_block {
   __device__ void prepare_queries() {
     const attention_arguments& a = p_.arguments;
     const token_source source{sequence_.queries, a.query_type, a.heads,
-                              std::int64_t{kv_head()} * a.heads * a.query_strides.head,
+                              std::int64_t{kv_head_} * a.heads * a.query_strides.head,
                               a.query_strides};
     const auto buffer = vectors(layout::key_dim);
     replaced_values replaced;
-    load_tokens<1, threads>(source, first_row(), work_.rows, !a.queries_rotated, buffer, replaced);
+    load_tokens<1, threads>(source, first_row_, work_.rows, !a.queries_rotated, buffer, replaced);
     const bool strided = !a.queries_rotated && hadamard_core(layout::key_dim) == 1;
     const int l = static_cast<int>(threadIdx.x) & 15;
     for (int first = 0; first < p_.rows; first += threads / 16) {
@@ -397,7 +397,7 @@ class attention_block {
         query(row)[l + 16 * j] = j < steps ? v[j < steps ? j : 0] * inverse : 0.0f;
       if (l == 0) {
         query_unit(row) = largest * 0x1p-15f * p_.scale;
-        query_offset(row) = (first_row() + row) / a.heads - first_row() / a.heads;
+        query_offset(row) = (first_row_ + row) / a.heads - first_row_ / a.heads;
       }
     }
     __syncthreads();
@@ -433,10 +433,6 @@ class attention_block {
     if (lane_index() < 4) part_state(step, leaf, lane_index()) = {nothing_seen, 0.0f};
   }
 
-  __device__ int first_row() const {
-    return static_cast<int>(blockIdx.y) / p_.arguments.kv_heads * rows_per_block;
-  }
-  __device__ int kv_head() const { return static_cast<int>(blockIdx.y) % p_.arguments.kv_heads; }
   __device__ bool is_whole(int chunk) const {
     return chunk >= work_.first_whole && chunk < work_.first_whole + 8 * work_.whole;
   }
@@ -456,7 +452,8 @@ class attention_block {
     const int row = block + (lane_index() & 3);
     const int count = loaded_.count;
     const int ahead = ahead_;
-    const bool sees_all = sees_all_;
+    const bool sees_all =
+        count == Format.group && ahead >= Format.group && ahead + work_.spread <= p_.window;
     score_array<Format> scores;
     keys_.wait(use_);
     score_tile<Format>(keys, query(row), query_unit(row), scores);
@@ -550,7 +547,7 @@ class attention_block {
     const int token = lane & 15;
     float score[4] = {};
     const std::int64_t key_row =
-        (first + min(token, count - 1)) * a.key_strides.token + kv_head() * a.key_strides.head;
+        (first + min(token, count - 1)) * a.key_strides.token + kv_head_ * a.key_strides.head;
 #pragma unroll 4
     for (int c = 8 * (lane >> 4); c < layout::key_dim; c += 16) {
       float k[8];
@@ -593,7 +590,7 @@ class attention_block {
     // Values: a lane has channels 2 lane + 64 k and the next.
     constexpr int pairs = blocks_of(layout::value_dim, 64);
     float out[4][pairs][2] = {};
-    const std::int64_t value_row = first * a.value_strides.token + kv_head() * a.value_strides.head;
+    const std::int64_t value_row = first * a.value_strides.token + kv_head_ * a.value_strides.head;
 #pragma unroll 4
     for (int t = 0; t < count; ++t) {
       float w[4];
@@ -757,7 +754,7 @@ class attention_block {
     }
     __syncthreads();
     finish_rows<layout::value_dim, threads>(
-        p_, sequence_, kv_head(), first_row(), work_.rows, buffer, [&](int row) {
+        p_, sequence_, kv_head_, first_row_, work_.rows, buffer, [&](int row) {
           return has_any ? sum_state(1, row, (row & 3) * warps_per_row)
                          : softmax_state{nothing_seen, 0.0f};
         });
@@ -767,6 +764,8 @@ class attention_block {
   std::byte* const shared_;
   attention_barriers<Warps>& barriers_;
   const int warp_;
+  const int kv_head_;
+  const int first_row_;
   const record_slot keys_;
   const record_slot values_;
   block_work& work_;
@@ -778,8 +777,7 @@ class attention_block {
   } loaded_;  // the group that is in the slots, or on its way
   int ahead_ = 0;
   page_entry next_;
-  bool sees_all_ = false;  // every row every token of `loaded_`
-  int use_ = 0;            // of the slots
+  int use_ = 0;  // of the slots
   // What join_chunk comes to next.
   int joined_chunk_ = 0;
   int joined_block_ = 0;
