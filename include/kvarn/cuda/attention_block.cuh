@@ -1,0 +1,599 @@
+// One block of threads on its way through a run of chunks of one sequence and KV head. What it does
+// with them: attention.cuh.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../format/tile_layout.hpp"
+#include "attention_rows.cuh"
+#include "attention_tile.cuh"
+#include "device.cuh"
+#include "tensor_core.cuh"
+#include "tokens.cuh"
+
+namespace kvarn::cuda {
+inline namespace KVARN_CUDA_NAMESPACE {
+namespace detail {
+
+template <cache_format Format, int Warps>
+class attention_block {
+ public:
+  __device__ attention_block(const attention_parameters& p, std::byte* shared,
+                             attention_barriers<Warps>& barriers)
+      : p_(p),
+        shared_(shared),
+        barriers_(barriers),
+        warp_(static_cast<int>(threadIdx.x) >> 5),
+        kv_head_(static_cast<int>(blockIdx.y) % p.arguments.kv_heads),
+        first_row_(static_cast<int>(blockIdx.y) / p.arguments.kv_heads * rows_per_block),
+        keys_(shared + warp_ * layout::slot_bytes, &barriers.records[warp_][0]),
+        values_(shared + warp_ * layout::slot_bytes + layout::key_bytes,
+                &barriers.records[warp_][1]),
+        work_(barriers.work[warp_]),
+        sequence_(p.arguments.sequences[blockIdx.z]) {}
+
+  __device__ void run() {
+    const int heads = p_.arguments.heads;
+    const int rows = min(sequence_.tokens * heads - first_row_, rows_per_block);
+    const int sink_chunks = blocks_of(sequence_.sink.count, exact_chunk);
+    const int sealed_chunks = blocks_of(sequence_.page_count, groups_per_chunk);
+    const int chunks = chunks_of(sequence_.sink.count, sequence_.page_count, sequence_.tail.count);
+    const int first = static_cast<int>(blockIdx.x) * p_.run;
+    const int end = min(first + p_.run, chunks);
+    if (rows <= 0 || (first >= end && blockIdx.x > 0)) return;
+    if (lane_index() == 0) {
+      const int first_sealed = max(first - sink_chunks, 0);
+      const int end_sealed = min(max(end - sink_chunks, 0), sealed_chunks);
+      work_.first_end = sequence_.position + first_row_ / heads + 1;
+      work_.spread = (first_row_ + rows - 1) / heads - first_row_ / heads;
+      work_.base = p_.arguments.pages + Format.key_offset(kv_head_);
+      work_.pages = sequence_.pages;
+      work_.rows = rows;
+      work_.end = end;
+      work_.first_group = groups_per_chunk * first_sealed;
+      work_.end_group = min(groups_per_chunk * end_sealed, sequence_.page_count);
+      work_.whole = rows <= 4 ? max(end_sealed - first_sealed, 0) / 8 : 0;
+      work_.first_whole = sink_chunks + first_sealed;
+    }
+    __syncwarp();
+    next_ = entry(0);
+    if (lane_index() == 0) {
+      keys_.init();
+      values_.init();
+      if (warp_ == 0)
+        for (int i = 0; i < 2; ++i) {
+          shared_barrier(&barriers_.ready[i]).init(Warps);
+          shared_barrier(&barriers_.free[i]).init(Warps);
+        }
+      shared_barrier::fence_init();
+    }
+    prefetch_queries();
+    __syncwarp();
+    advance();
+    start_keys();
+    start_values();
+    prepare_queries();
+
+    joined_chunk_ = first;
+    const int steps = max(end - first, 0) * blocks_of(rows, 4) - 7 * work_.whole;
+    const int lag = p_.lag;
+    int chunk = first;
+    int block = 0;
+    for (int step = 0; step < (steps > 0 ? steps + lag : 0); ++step) {
+      if (step < steps) {
+        const bool is_sink = chunk < sink_chunks;
+        const int behind = chunk - sink_chunks;  // chunks behind the sink
+        if (is_whole(chunk)) {
+          attend_chunks(step);
+          chunk += 8;
+        } else {
+          if (!is_sink && behind < sealed_chunks)
+            attend_groups(step, block);
+          else
+            attend_rows(step, block, is_sink ? sequence_.sink : sequence_.tail,
+                        exact_chunk * (is_sink ? chunk : behind - sealed_chunks));
+          block += 4;
+          if (block >= work_.rows) {
+            block = 0;
+            ++chunk;
+          }
+        }
+        __syncwarp();
+        if (lane_index() == 0) shared_barrier(&barriers_.ready[step & lag]).arrive();
+      }
+      // One step behind, where there is room for the parts of two.
+      if (step >= lag) join_parts(step - lag);
+    }
+    if (p_.splits == 1) finish(steps > 0);
+  }
+
+ private:
+  using layout = attention_layout<Format>;
+  static constexpr int threads = 32 * Warps;
+  static constexpr int warps_per_row = Warps / 4;  // when parts are joined
+
+  // Entry n of those this warp takes: 64 / Warps of every eight chunks that are taken whole, then
+  // one (or two) of every chunk.
+  __device__ page_entry entry(int n) const {
+    constexpr int per_eight = 64 / Warps;
+    int group = work_.first_group + groups_per_chunk * 8 * (n / per_eight) +
+                groups_per_chunk * (warp_ + Warps * (n % per_eight / groups_per_chunk)) +
+                n % groups_per_chunk;
+    const int behind = n - per_eight * work_.whole;
+    if (behind >= 0)
+      group = work_.first_group + groups_per_chunk * 8 * work_.whole + warp_ + Warps * behind;
+    if (group >= work_.end_group) return {0, 0, 0};
+    const auto raw = __ldg(reinterpret_cast<const uint4*>(work_.pages + group));
+    return {static_cast<std::int64_t>(raw.x | (static_cast<std::uint64_t>(raw.y) << 32)),
+            static_cast<std::int32_t>(raw.z), static_cast<std::int32_t>(raw.w)};
+  }
+  // The next group of this warp; count 0 where no row sees any of it.
+  __device__ void advance() {
+    loaded_.count = next_.count;
+    loaded_.page = next_.page;
+    // What of the group is in front of the end of what the first row sees.
+    ahead_ = static_cast<int>(work_.first_end - next_.position);
+    if (ahead_ + work_.spread <= 0 || ahead_ - loaded_.count >= p_.window) loaded_.count = 0;
+    ++taken_;
+    next_ = entry(taken_);
+  }
+  __device__ const std::byte* record() const {
+    return work_.base +
+           static_cast<std::uint64_t>(static_cast<std::uint32_t>(loaded_.page)) * p_.page_bytes;
+  }
+  __device__ void start_keys() const {
+    if (loaded_.count > 0)
+      keys_.start(record(), layout::key_bytes);
+    else
+      record_slot::skip();
+  }
+  __device__ void start_values() const {
+    if (loaded_.count > 0)
+      values_.start(record() + layout::key_bytes, layout::value_bytes);
+    else
+      record_slot::skip();
+  }
+
+  __device__ float* query(int row) const {
+    return reinterpret_cast<float*>(shared_ + p_.query) + row * layout::query_stride;
+  }
+  // What scores with the query in shared memory are multiplied by.
+  __device__ float& query_unit(int row) const { return query(row)[layout::padded_key_dim]; }
+  // How many tokens the row's query is behind the first row's.
+  __device__ int& query_offset(int row) const {
+    return *reinterpret_cast<int*>(query(row) + layout::padded_key_dim + 1);
+  }
+  // Head vectors at the beginning and at the end, where there are no parts.
+  __device__ token_buffer<0> vectors(int dim) const {
+    return {reinterpret_cast<float*>(shared_ + p_.parts), rows_per_block, dim};
+  }
+
+  // Asks for the queries in front of the records, behind which they would wait.
+  __device__ void prefetch_queries() const {
+    const attention_arguments& a = p_.arguments;
+    const int row = first_row_ + static_cast<int>(threadIdx.x) / 8;
+    const int bytes = element_bytes(a.query_type);
+    const int channel = 128 / bytes * (static_cast<int>(threadIdx.x) % 8);
+    if (row >= first_row_ + work_.rows || channel >= layout::key_dim) return;
+    const std::int64_t place =
+        row / a.heads * a.query_strides.token +
+        (std::int64_t{kv_head_} * a.heads + row % a.heads) * a.query_strides.head +
+        channel * a.query_strides.channel;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const std::byte*>(sequence_.queries) +
+                                                  place * bytes));
+  }
+
+  // Rotates the queries and puts them into shared memory with magnitudes of at most 2^15.
+  __device__ void prepare_queries() {
+    const attention_arguments& a = p_.arguments;
+    const token_source source{sequence_.queries, a.query_type, a.heads,
+                              std::int64_t{kv_head_} * a.heads * a.query_strides.head,
+                              a.query_strides};
+    const auto buffer = vectors(layout::key_dim);
+    replaced_values replaced;
+    load_tokens<1, threads>(source, first_row_, work_.rows, !a.queries_rotated, buffer, replaced);
+    const bool strided = !a.queries_rotated && hadamard_core(layout::key_dim) == 1;
+    const int l = static_cast<int>(threadIdx.x) & 15;
+    for (int first = 0; first < p_.rows; first += threads / 16) {
+      const int row = first + (static_cast<int>(threadIdx.x) >> 4);
+      constexpr int steps = layout::key_dim / 16;
+      float v[steps] = {};
+      float largest = 1e-30f;
+      if (row < work_.rows) {
+        read_strided(buffer, row, l, v);
+        if (strided) rotate_strided(v, steps);
+#pragma unroll
+        for (int j = 0; j < steps; ++j) largest = fmaxf(largest, fabsf(v[j]));
+      }
+#pragma unroll
+      for (int lane = 1; lane < 16; lane *= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, lane));
+      if (row >= p_.rows) continue;
+      const float inverse = 32768.0f / largest;
+#pragma unroll
+      for (int j = 0; j < layout::padded_key_dim / 16; ++j)
+        query(row)[l + 16 * j] = j < steps ? v[j < steps ? j : 0] * inverse : 0.0f;
+      if (l == 0) {
+        query_unit(row) = largest * 0x1p-15f * p_.scale;
+        query_offset(row) = (first_row_ + row) / a.heads - first_row_ / a.heads;
+      }
+    }
+    __syncthreads();
+  }
+
+  // Whether the row sees token `token` of tokens that begin `ahead` in front of what the first row
+  // sees.
+  __device__ bool sees(int row, int ahead, int token) const {
+    const int behind = ahead + query_offset(row) - token;  // 1 for the row's own token
+    return behind > 0 && behind <= p_.window;
+  }
+
+  // The results of one step (4 rows with one chunk): leaf by leaf the values of each row, then the
+  // states.
+  __device__ float* parts(int step) const {
+    return reinterpret_cast<float*>(shared_ + p_.parts) + (step & p_.lag) * layout::part_floats;
+  }
+  __device__ float* part(int step, int leaf, int row) const {
+    return parts(step) + (4 * leaf + row) * layout::part_stride;
+  }
+  __device__ softmax_state& part_state(int step, int leaf, int row) const {
+    return reinterpret_cast<softmax_state*>(parts(step) + groups_per_chunk * 4 *
+                                                              layout::part_stride)[4 * leaf + row];
+  }
+  // Until all warps have joined what was there before.
+  __device__ void wait_for_parts(int step) const {
+    if (step > p_.lag) shared_barrier(&barriers_.free[step & p_.lag]).wait((step >> p_.lag) - 1);
+  }
+  __device__ void leave_empty(int step, int leaf) const {
+    wait_for_parts(step);
+    for (int row = 0; row < 4; ++row)
+      for (int d = lane_index(); d < layout::value_dim; d += 32) part(step, leaf, row)[d] = 0.0f;
+    if (lane_index() < 4) part_state(step, leaf, lane_index()) = {nothing_seen, 0.0f};
+  }
+
+  __device__ bool is_whole(int chunk) const {
+    return chunk >= work_.first_whole && chunk < work_.first_whole + 8 * work_.whole;
+  }
+
+  // Skips a group that no row sees.
+  __device__ void skip_group() {
+    advance();
+    start_keys();
+    start_values();
+  }
+
+  // The loaded group against rows block .. block + 3: calls begin(weights), which returns what
+  // sum_values puts its sums to. Behind the last rows the next group takes the place of this one.
+  template <class Begin>
+  __device__ void attend_group(int block, bool is_last, Begin begin) {
+    const std::byte* const keys = shared_ + warp_ * layout::slot_bytes;
+    const int row = block + (lane_index() & 3);
+    const int count = loaded_.count;
+    const int ahead = ahead_;
+    const bool sees_all =
+        count == Format.group && ahead >= Format.group && ahead + work_.spread <= p_.window;
+    score_array<Format> scores;
+    keys_.wait(use_);
+    score_tile<Format>(keys, query(row), query_unit(row), scores);
+    if (is_last) {
+      __syncwarp();
+      advance();
+      start_keys();
+    }
+    const tile_softmax weights = weigh_scores<Format>(
+        scores, sees_all, [&](int token) { return token < count && sees(row, ahead, token); },
+        p_.cap);
+    values_.wait(use_);
+    sum_values<Format>(keys + layout::key_bytes, scores, weights.norm, begin(weights.state));
+    if (is_last) {
+      __syncwarp();
+      start_values();
+      ++use_;
+    }
+  }
+
+  // The sealed groups of this warp in the chunk, one leaf each, for rows block .. block + 3.
+  __device__ void attend_groups(int step, int block) {
+    const bool is_last = block + 4 >= work_.rows;
+    const int i = lane_index() & 3;
+#pragma unroll 1
+    for (int leaf = warp_; leaf < groups_per_chunk; leaf += Warps) {
+      if (loaded_.count == 0) {
+        leave_empty(step, leaf);
+        if (is_last) skip_group();
+        continue;
+      }
+      attend_group(block, is_last, [&](const softmax_state& state) {
+        wait_for_parts(step);
+        if (lane_index() < 4) part_state(step, leaf, i) = state;
+        float* const out = part(step, leaf, i) + (lane_index() >> 2);
+        return [out](int k, float value) { out[8 * k] = value; };
+      });
+    }
+  }
+
+  // Whole chunks of sealed groups, one (of four warps two) for each warp. At most four rows.
+  __device__ void attend_chunks(int step) {
+    constexpr int channels = layout::value_dim / 8;  // of a lane
+    const int i = lane_index() & 3;
+#pragma unroll 1
+    for (int leaf = warp_; leaf < 8; leaf += Warps) {
+      float sum[channels] = {};
+      softmax_state state{nothing_seen, 0.0f};
+#pragma unroll 1
+      for (int group = 0; group < groups_per_chunk; ++group) {
+        if (loaded_.count == 0) {
+          skip_group();
+          continue;
+        }
+        attend_group(0, true, [&](const softmax_state& now) {
+          float before;
+          float factor;
+          state = joined(state, now, before, factor);
+          if (__any_sync(all_lanes, before != 1.0f)) {
+#pragma unroll
+            for (int k = 0; k < channels; ++k) sum[k] = sum[k] * before;
+          }
+          return [&sum, factor](int k, float value) { sum[k] = std::fma(value, factor, sum[k]); };
+        });
+      }
+      wait_for_parts(step);
+      float* const out = part(step, leaf, i) + (lane_index() >> 2);
+#pragma unroll
+      for (int k = 0; k < channels; ++k) out[8 * k] = sum[k];
+      if (lane_index() < 4) part_state(step, leaf, i) = state;
+    }
+  }
+
+  // 16 exact tokens per leaf, from token `start` on, for rows block .. block + 3.
+  __device__ void attend_rows(int step, int block, const exact_rows& rows, int start) {
+#pragma unroll 1
+    for (int leaf = warp_; leaf < groups_per_chunk; leaf += Warps) {
+      const int first = start + 16 * leaf;
+      if (first < rows.count)
+        attend_leaf(step, block, leaf, rows, first, min(16, rows.count - first));
+      else
+        leave_empty(step, leaf);
+    }
+  }
+
+  __device__ void attend_leaf(int step, int block, int leaf, const exact_rows& rows, int first,
+                              int count) {
+    const attention_arguments& a = p_.arguments;
+    const int lane = lane_index();
+    // Scores: a lane has one token and every other run of 8 channels.
+    const int token = lane & 15;
+    float score[4] = {};
+    const std::int64_t key_row =
+        (first + min(token, count - 1)) * a.key_strides.token + kv_head_ * a.key_strides.head;
+#pragma unroll 4
+    for (int c = 8 * (lane >> 4); c < layout::key_dim; c += 16) {
+      float k[8];
+      load_eight(rows.keys, a.exact_type, key_row + c, k);
+#pragma unroll
+      for (int row = 0; row < 4; ++row) {
+        const float4 x = *reinterpret_cast<const float4*>(query(block + row) + c);
+        const float4 y = *reinterpret_cast<const float4*>(query(block + row) + c + 4);
+        const float q[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) score[row] = std::fma(q[i], k[i], score[row]);
+      }
+    }
+    const int ahead = static_cast<int>(work_.first_end - (rows.position + first));
+    float weight[4];
+    softmax_state state[4];
+#pragma unroll
+    for (int row = 0; row < 4; ++row) {
+      float s = (score[row] + __shfl_xor_sync(all_lanes, score[row], 16)) * query_unit(block + row);
+      if (p_.cap.cap != 0.0f) s = p_.cap(s);
+      if (token >= count || !sees(block + row, ahead, token)) s = unseen;
+      float largest = s;
+#pragma unroll
+      for (int lanes = 1; lanes < 16; lanes *= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, lanes));
+      state[row].maximum = rounded_maximum(largest);
+      weight[row] = state[row].maximum == nothing_seen
+                        ? 0.0f
+                        : exp2_approx(s - static_cast<float>(state[row].maximum));
+      state[row].sum = weight[row];
+#pragma unroll
+      for (int lanes = 1; lanes < 16; lanes *= 2)
+        state[row].sum = state[row].sum + __shfl_xor_sync(all_lanes, state[row].sum, lanes);
+    }
+    wait_for_parts(step);
+    if (lane == 0) {
+#pragma unroll
+      for (int row = 0; row < 4; ++row) part_state(step, leaf, row) = state[row];
+    }
+    // Values: a lane has channels 2 lane + 64 k and the next.
+    constexpr int pairs = blocks_of(layout::value_dim, 64);
+    float out[4][pairs][2] = {};
+    const std::int64_t value_row = first * a.value_strides.token + kv_head_ * a.value_strides.head;
+#pragma unroll 4
+    for (int t = 0; t < count; ++t) {
+      float w[4];
+#pragma unroll
+      for (int row = 0; row < 4; ++row) w[row] = __shfl_sync(all_lanes, weight[row], t);
+#pragma unroll
+      for (int k = 0; k < pairs; ++k) {
+        const int d = 2 * lane + 64 * k;
+        if (d >= layout::value_dim) break;
+        const float_pair v =
+            load_pair(rows.values, a.exact_type, value_row + t * a.value_strides.token + d);
+#pragma unroll
+        for (int row = 0; row < 4; ++row) {
+          out[row][k][0] = std::fma(w[row], v.low, out[row][k][0]);
+          out[row][k][1] = std::fma(w[row], v.high, out[row][k][1]);
+        }
+      }
+    }
+#pragma unroll
+    for (int row = 0; row < 4; ++row)
+#pragma unroll
+      for (int k = 0; k < pairs; ++k) {
+        const int d = 2 * lane + 64 * k;
+        if (d < layout::value_dim)
+          *reinterpret_cast<float2*>(part(step, leaf, row) + d) =
+              make_float2(out[row][k][0], out[row][k][1]);
+      }
+  }
+
+  // Sums so far of what a warp joins: part of the channels of one row of every four. No other warp
+  // reads them before the end. Level 0: the section that is under way, 1: the whole sequence.
+  __device__ float2* sums(int level, int row) const {
+    return reinterpret_cast<float2*>(shared_ + p_.sums) +
+           (level * p_.rows + row) * (layout::value_dim / 2);
+  }
+  __device__ softmax_state& sum_state(int level, int row, int warp) const {
+    return reinterpret_cast<softmax_state*>(
+        shared_ + p_.states)[(level * (rows_per_block / 4) + (row >> 2)) * Warps + warp];
+  }
+
+  // Joins what the warps of a step have left.
+  __device__ void join_parts(int step) {
+    shared_barrier(&barriers_.ready[step & p_.lag]).wait(step >> p_.lag);
+    const int row = warp_ / warps_per_row;
+    // A lane has one leaf.
+    const softmax_state mine = part_state(step, lane_index() & 7, row);
+    const auto value_of = [&](int leaf, int pair) {
+      return reinterpret_cast<const float2*>(part(step, leaf, row))[pair];
+    };
+    if (is_whole(joined_chunk_)) {
+#pragma unroll 1
+      for (int leaf = 0; leaf < 8; ++leaf)
+        join_chunk(
+            {__shfl_sync(all_lanes, mine.maximum, leaf), __shfl_sync(all_lanes, mine.sum, leaf)},
+            row, [&](int pair) { return value_of(leaf, pair); });
+    } else {
+      softmax_state state{__reduce_max_sync(all_lanes, mine.maximum), 0.0f};
+      const float my_factor = power(mine.maximum - state.maximum);
+      float factor[groups_per_chunk];
+#pragma unroll
+      for (int leaf = 0; leaf < groups_per_chunk; ++leaf) {
+        factor[leaf] = __shfl_sync(all_lanes, my_factor, leaf);
+        state.sum = std::fma(__shfl_sync(all_lanes, mine.sum, leaf), factor[leaf], state.sum);
+      }
+      join_chunk(state, row, [&](int pair) {
+        float2 value = make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int leaf = 0; leaf < groups_per_chunk; ++leaf) {
+          const float2 x = value_of(leaf, pair);
+          value.x = std::fma(x.x, factor[leaf], value.x);
+          value.y = std::fma(x.y, factor[leaf], value.y);
+        }
+        return value;
+      });
+    }
+    __syncwarp();
+    if (lane_index() == 0) shared_barrier(&barriers_.free[step & p_.lag]).arrive();
+    __syncwarp();
+  }
+
+  // Joins row `row` of the next four rows of a chunk to its section; where that (or, with the
+  // sequence cut finely, the chunk) ends, stores it or joins it to the total.
+  template <class Value>
+  __device__ void join_chunk(softmax_state state, int row, Value value_of) {
+    const int block = joined_block_;
+    const bool joins_section = summed_ > 0;
+    const bool ends = summed_ + 1 == p_.partial || joined_chunk_ + 1 == work_.end;
+    const bool is_stored = ends && p_.splits > 1;
+    const bool joins_total = ends && p_.splits == 1 && joined_chunk_ >= p_.partial;
+    float before = 0.0f;
+    float now = 1.0f;
+    if (joins_section) state = joined(sum_state(0, block, warp_), state, before, now);
+    float total = 0.0f;
+    float added = 1.0f;
+    if (joins_total) state = joined(sum_state(1, block, warp_), state, total, added);
+
+    float2* const section_sums = sums(0, block + row);
+    float2* const total_sums = sums(1, block + row);
+    float* const stored =
+        is_stored ? stored_row(p_.partial == 1 ? joined_chunk_ : joined_chunk_ / chunks_per_section,
+                               block + row)
+                  : nullptr;
+    for (int pair = lane_index() + 32 * (warp_ % warps_per_row); pair < layout::value_dim / 2;
+         pair += 32 * warps_per_row) {
+      float2 value = value_of(pair);
+      if (joins_section) {
+        const float2 x = section_sums[pair];
+        value.x = std::fma(x.x, before, value.x * now);
+        value.y = std::fma(x.y, before, value.y * now);
+      }
+      if (joins_total) {
+        const float2 x = total_sums[pair];
+        value.x = std::fma(x.x, total, value.x * added);
+        value.y = std::fma(x.y, total, value.y * added);
+      }
+      if (!is_stored)
+        (ends ? total_sums : section_sums)[pair] = value;
+      else if (block + row < work_.rows)
+        reinterpret_cast<float2*>(stored)[pair] = value;
+    }
+    __syncwarp();
+    if (lane_index() == 0) {
+      if (!is_stored)
+        sum_state(ends ? 1 : 0, block, warp_) = state;
+      else if (block + row < work_.rows && warp_ % warps_per_row == 0)
+        *reinterpret_cast<softmax_state*>(stored + layout::value_dim) = state;
+    }
+    __syncwarp();
+    joined_block_ += 4;
+    if (joined_block_ >= work_.rows) {
+      joined_block_ = 0;
+      ++joined_chunk_;
+      summed_ = ends ? 0 : summed_ + 1;
+    }
+  }
+
+  // Where a row of a partial sum is kept for the combining kernel.
+  __device__ float* stored_row(int partial, int row) const {
+    const std::int64_t head = std::int64_t{blockIdx.z} * gridDim.y + blockIdx.y;
+    return static_cast<float*>(p_.arguments.workspace) +
+           ((head * p_.partials + partial) * rows_per_block + row) * layout::stored_stride;
+  }
+
+  __device__ void finish(bool has_any) {
+    __syncthreads();
+    const auto buffer = vectors(layout::value_dim);
+    for (int item = static_cast<int>(threadIdx.x); item < work_.rows * layout::value_dim;
+         item += threads) {
+      const int row = item / layout::value_dim;
+      const int d = item % layout::value_dim;
+      *buffer.at(row, d) = has_any ? reinterpret_cast<const float*>(sums(1, row))[d] : 0.0f;
+    }
+    __syncthreads();
+    finish_rows<layout::value_dim, threads>(
+        p_, sequence_, kv_head_, first_row_, work_.rows, buffer, [&](int row) {
+          return has_any ? sum_state(1, row, (row & 3) * warps_per_row)
+                         : softmax_state{nothing_seen, 0.0f};
+        });
+  }
+
+  const attention_parameters& p_;
+  std::byte* const shared_;
+  attention_barriers<Warps>& barriers_;
+  const int warp_;
+  const int kv_head_;
+  const int first_row_;
+  const record_slot keys_;
+  const record_slot values_;
+  block_work& work_;
+  const attention_sequence& sequence_;
+  int taken_ = 0;  // groups of this warp in front of `next_`
+  struct {
+    int page = 0;
+    int count = 0;
+  } loaded_;  // the group that is in the slots, or on its way
+  int ahead_ = 0;
+  page_entry next_;
+  int use_ = 0;  // of the slots
+  // What join_chunk comes to next.
+  int joined_chunk_ = 0;
+  int joined_block_ = 0;
+  int summed_ = 0;  // chunks in the section
+};
+
+}  // namespace detail
+}  // namespace KVARN_CUDA_NAMESPACE
+}  // namespace kvarn::cuda

@@ -1,0 +1,157 @@
+// What attention kernels share: how the work of a sequence is cut, and what becomes of finished
+// rows.
+#pragma once
+
+#include <cstdint>
+
+#include "../format/tile_layout.hpp"
+#include "attention_tile.cuh"
+#include "device.cuh"
+#include "rotation.cuh"
+
+namespace kvarn::cuda {
+inline namespace KVARN_CUDA_NAMESPACE {
+namespace detail {
+
+inline constexpr int groups_per_chunk = 8;
+inline constexpr int chunks_per_section = 4;
+inline constexpr int exact_chunk = 128;  // tokens
+inline constexpr int rows_per_block = 16;
+
+struct attention_parameters {
+  attention_arguments arguments;
+  float scale;      // of logits in units of log 2, with the rotation's factor
+  float out_scale;  // of the rotation back
+  soft_cap cap;     // in units of log 2
+  int window;       // tokens that a row sees; all: more than there can be
+  int row_blocks;   // of 16 rows
+  int rows;         // in a block: the multiple of 4 that was made room for
+  int run;          // chunks that a block takes
+  int partial;      // chunks that are summed up before they are stored
+  int partials;     // of one sequence, at most
+  int splits;
+  std::uint32_t page_bytes;
+  int lag;  // by how many steps parts are joined later: 1 where there is room for those of two
+  // Offsets into shared memory, in bytes.
+  int query;
+  int sums;
+  int states;
+  int parts;
+};
+
+KVARN_INLINE constexpr int blocks_of(int count, int size) { return (count + size - 1) / size; }
+
+// Chunks of one sequence: sink, sealed groups, tail.
+KVARN_INLINE constexpr int chunks_of(int sink, int pages, int tail) {
+  return blocks_of(sink, exact_chunk) + blocks_of(pages, groups_per_chunk) +
+         blocks_of(tail, exact_chunk);
+}
+
+// Sizes that follow from the format alone.
+template <cache_format Format>
+struct attention_layout {
+  static constexpr int key_dim = Format.key_head_dim;
+  static constexpr int value_dim = Format.value_head_dim;
+  static constexpr int key_bytes = static_cast<int>(Format.key_layout().record_bytes());
+  static constexpr int value_bytes = static_cast<int>(Format.value_layout().record_bytes());
+  static constexpr int slot_bytes = key_bytes + value_bytes;
+  static constexpr int padded_key_dim = 64 * blocks_of(key_dim, 64);
+  // In floats. The 4 more of a query's row hold its unit and its end; they, and the 8 of a part's
+  // row, keep lanes on different banks.
+  static constexpr int query_stride = padded_key_dim + 4;
+  static constexpr int part_stride = value_dim + 8;
+  static constexpr int stored_stride = value_dim + 4;
+  // [leaf][row][part_stride], then the maximum and the sum of each.
+  static constexpr int part_floats = groups_per_chunk * 4 * (part_stride + 2);
+};
+
+// From sums to the output: the sink logit, the division, the rotation back. `sums` holds `rows`
+// rows and `state(row)` their maximum and sum; the block is synchronised before.
+template <int Dim, int Threads, class State>
+__device__ void finish_rows(const attention_parameters& p, const attention_sequence& sequence,
+                            int kv_head, int first_row, int rows, const token_buffer<0>& sums,
+                            State state) {
+  const attention_arguments& a = p.arguments;
+  constexpr int core = hadamard_core(Dim);
+  constexpr int steps = Dim / 16;
+  const int thread = static_cast<int>(threadIdx.x);
+  if (a.rotate_output) {
+    for (int unit = thread; unit < rows * steps; unit += Threads) {
+      float* const place = sums.at(unit / steps, 16 * (unit % steps));
+      float v[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) v[i] = place[4 * i];
+      rotate_neighbours(v, Dim / core);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) place[4 * i] = v[i];
+    }
+    rotate_cores<Threads>(sums, rows);
+  }
+  const int l = thread & 15;
+  for (int row = thread >> 4; row < rows; row += Threads / 16) {
+    const int token = (first_row + row) / a.heads;
+    const int head = kv_head * a.heads + (first_row + row) % a.heads;
+    const softmax_state s = state(row);
+    int maximum = s.maximum;
+    float sum = s.sum;
+    float factor = 1.0f;
+    const float logit = a.sink_logits != nullptr ? a.sink_logits[head] * 1.44269504f : unseen;
+    if (logit > unseen) {
+      maximum = max(s.maximum, rounded_maximum(logit));
+      factor = power(s.maximum - maximum);
+      sum = s.sum * factor + exp2_approx(logit - static_cast<float>(maximum));
+    }
+    const float norm = sum > 0.0f ? factor / sum * p.out_scale : 0.0f;
+    float v[steps];
+    read_strided(sums, row, l, v);
+    if (a.rotate_output && core == 1) rotate_strided(v, steps);
+    const std::int64_t place = token * a.out_strides.token + head * a.out_strides.head;
+#pragma unroll
+    for (int j = 0; j < steps; ++j)
+      store_element(sequence.out, a.out_type, place + (l + 16 * j) * a.out_strides.channel,
+                    v[j] * norm);
+    if (sequence.lse != nullptr && l == 0)
+      sequence.lse[token * a.kv_heads * a.heads + head] =
+          sum > 0.0f
+              ? static_cast<float>((maximum + log2(static_cast<double>(sum))) * 0.69314718055994531)
+              : __int_as_float(0xff800000);
+  }
+}
+
+// Adds to a state what comes to it; `first` and `second` are the factors of both sides.
+__device__ inline softmax_state joined(const softmax_state& a, const softmax_state& b, float& first,
+                                       float& second) {
+  const int maximum = max(a.maximum, b.maximum);
+  first = power(a.maximum - maximum);
+  second = power(b.maximum - maximum);
+  return {maximum, std::fma(a.sum, first, b.sum * second)};
+}
+
+// What a block of threads is to do. Every warp has a copy in shared memory: there are no registers
+// for numbers that are seldom used.
+struct block_work {
+  std::int64_t first_end;  // one past the last position that the first row sees
+  const std::byte* base;   // of the KV head in page 0
+  const page_entry* pages;
+  int spread;  // how many tokens more the last row sees
+  int rows;
+  int end;  // of the chunks
+  int first_group;
+  int end_group;
+  int whole;  // times eight chunks from first_whole on, of which a warp takes whole ones
+  int first_whole;
+};
+
+// Barriers of the two records of every warp, of parts that are written and parts that are free
+// again.
+template <int Warps>
+struct attention_barriers {
+  std::uint64_t records[Warps][2];
+  std::uint64_t ready[2];
+  std::uint64_t free[2];
+  block_work work[Warps];
+};
+
+}  // namespace detail
+}  // namespace KVARN_CUDA_NAMESPACE
+}  // namespace kvarn::cuda
