@@ -86,17 +86,17 @@ template <int Q>
 void paley_transform(float* x, std::ptrdiff_t stride) {
   float sum[Q + 1];
   float difference[Q + 1];
-  for (int i = 0; i <= Q; ++i) {
+  for (std::ptrdiff_t i = 0; i <= Q; ++i) {
     const float a = x[stride * (2 * i)];
     const float b = x[stride * (2 * i + 1)];
     sum[i] = a + b;
     difference[i] = a - b;
   }
-  for (int i = 0; i <= Q; ++i) {
+  for (std::ptrdiff_t i = 0; i <= Q; ++i) {
     float even = difference[i];
     float odd = -sum[i];
     for (int j = 0; j <= Q; ++j) {
-      const int sign = conference<Q>.sign[i][j];
+      const std::int8_t sign = conference<Q>.sign[i][j];
       if (sign > 0) {
         even = even + sum[j];
         odd = odd + difference[j];

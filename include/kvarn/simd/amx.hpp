@@ -84,10 +84,10 @@ class tile_sums {
       const int count = rows - row < step ? rows - row : step;
       stay_awake();
       // Sums of both planes meet in one tile: the codes of a plane come shifted to their place.
+      lane_words* out = codes;
       for (int plane = 0; plane < layout.planes(); ++plane) {
         const std::byte* const next = tile.data + layout.code_offset(plane, first + row) + ahead;
         transpose_words(tile, plane, first + row, count, words);
-        lane_words* const out = codes + plane * plane_quads(layout);
         const int word_count = words_of_row(layout, plane);
         if (layout.bits == 4)
           cut_codes<4, 0>(words, word_count, count, next, out, block_quads);
@@ -95,6 +95,7 @@ class tile_sums {
           cut_codes<2, 0>(words, word_count, count, next, out, block_quads);
         else
           cut_codes<1, 2>(words, word_count, count, next, out, block_quads);
+        out += plane_quads(layout);
       }
       multiply(layout, operands, columns, codes, count / tile_rows, sums[0] + row);
     }
@@ -149,7 +150,7 @@ class tile_sums {
     block_pair before{};
     bool odd = false;
     for (int c = 0; c < columns; c += tile_rows)
-      for (int block = 0; block < blocks; block += 2, odd = !odd) {
+      for (std::ptrdiff_t block = 0; block < blocks; block += 2, odd = !odd) {
         const bool both = block + 1 < blocks;
         const auto* const first = codes + block * quads;
         const block_pair now{first, both ? first + quads : first,

@@ -20,7 +20,7 @@ struct tile_columns {
 inline void load_columns(const_tile_view tile, tile_columns& out) {
   const tile_layout& layout = tile.layout;
   const f32 middle = set1(middle_code(layout));
-  for (int c = 0; c < layout.cols(); c += 16) {
+  for (std::ptrdiff_t c = 0; c < layout.cols(); c += 16) {
     const f32 step = decode_scales(tile.data + layout.step_offset() + c, layout.scale);
     store(out.step + c, step);
     store(out.center + c, fma(middle, step, load_half(tile.data + layout.zero_offset() + 2 * c)));
@@ -52,7 +52,7 @@ inline void fold_heads(const tile_layout& layout, const tile_columns& columns,
     largest[i] = magnitude;
     bias[i] = sum;
   }
-  const int parts = precision == operand_precision::int16 ? 2 : 1;
+  const std::ptrdiff_t parts = precision == operand_precision::int16 ? 2 : 1;
   const auto limit = static_cast<float>(max_operand(precision));
   float inverse_unit[folded_at_once];
   for (int i = 0; i < count; ++i) {
@@ -69,7 +69,7 @@ inline void fold_heads(const tile_layout& layout, const tile_columns& columns,
     for (int c = 0; c < cols; c += bytes_at_once) {
       i32 value[4];
       KVARN_UNROLL
-      for (int k = 0; k < 4; ++k) {
+      for (std::ptrdiff_t k = 0; k < 4; ++k) {
         // The integer stands in the low 16 bits of product * inverse + shift.
         const f32 rounded = fma(load(product[i] + c + 16 * k), inverse, shift);
         value[k] = bits(rounded);
@@ -102,8 +102,8 @@ inline void fold_heads(const_tile_view tile, const float* const* a, int heads,
 }
 
 // The sum of head h over 16 rows from its column or columns.
-KVARN_ALWAYS_INLINE f32 head_sum(const std::int32_t (*sums)[sum_stride], int h, int parts,
-                                 int row) {
+KVARN_ALWAYS_INLINE f32 head_sum(const std::int32_t (*sums)[sum_stride], std::ptrdiff_t h,
+                                 int parts, int row) {
   if (parts == 1) return to_float(load_i32(sums[h] + row));
   const i32 low = load_i32(sums[2 * h] + row);
   const i32 high = load_i32(sums[2 * h + 1] + row);
@@ -281,7 +281,7 @@ void score_exact(tokens_view<const T> keys, int start, int count, int head_dim,
     }
     alignas(64) float totals[16];
     store(totals, fold_each(sums));
-    for (int h = 0; h < exact_rows; ++h) std::memcpy(scores[h] + t, totals + 4 * h, 16);
+    for (std::ptrdiff_t h = 0; h < exact_rows; ++h) std::memcpy(scores[h] + t, totals + 4 * h, 16);
   }
 }
 

@@ -294,21 +294,21 @@ KVARN_ALWAYS_INLINE void transpose_eight(__m256 (&r)[8]) {
 }
 // Lane i of vector j to lane j of vector i.
 KVARN_ALWAYS_INLINE void transpose(f32 (&r)[16]) {
-  __m256 block[2][2][8];
+  __m256 blocks[2][2][8];
   KVARN_UNROLL
   for (int i = 0; i < 8; ++i) {
-    block[0][0][i] = r[i].a;
-    block[0][1][i] = r[i].b;
-    block[1][0][i] = r[8 + i].a;
-    block[1][1][i] = r[8 + i].b;
+    blocks[0][0][i] = r[i].a;
+    blocks[0][1][i] = r[i].b;
+    blocks[1][0][i] = r[8 + i].a;
+    blocks[1][1][i] = r[8 + i].b;
   }
   KVARN_UNROLL
-  for (int i = 0; i < 2; ++i) KVARN_UNROLL
-  for (int k = 0; k < 2; ++k) transpose_eight(block[i][k]);
+  for (auto& pair : blocks) KVARN_UNROLL
+  for (auto& block : pair) transpose_eight(block);
   KVARN_UNROLL
   for (int i = 0; i < 8; ++i) {
-    r[i] = {block[0][0][i], block[1][0][i]};
-    r[8 + i] = {block[0][1][i], block[1][1][i]};
+    r[i] = {blocks[0][0][i], blocks[1][0][i]};
+    r[8 + i] = {blocks[0][1][i], blocks[1][1][i]};
   }
 }
 
@@ -359,7 +359,7 @@ KVARN_ALWAYS_INLINE void transpose_four(__m256i (&r)[4]) {
 KVARN_ALWAYS_INLINE void load_words(const std::byte* first, std::size_t stride,
                                     words (&out)[words_at_once]) {
   KVARN_UNROLL
-  for (int half = 0; half < 2; ++half) {
+  for (std::ptrdiff_t half = 0; half < 2; ++half) {
     __m256i t[4];
     KVARN_UNROLL
     for (int r = 0; r < 4; ++r) {
@@ -378,7 +378,8 @@ KVARN_ALWAYS_INLINE void load_words(const std::byte* first, std::size_t stride,
 KVARN_ALWAYS_INLINE void store_rows(std::byte* first, std::size_t stride, int bytes,
                                     const i32 (&in)[8]) {
   for (int half = 0; half < 2; ++half) {
-    const int left = bytes - 16 * half < 16 ? bytes - 16 * half : 16;
+    const int offset = 16 * half;
+    const int left = bytes - offset < 16 ? bytes - offset : 16;
     if (left <= 0) break;
     for (int rows = 0; rows < 16; rows += 8) {
       __m256i t[4];
@@ -388,7 +389,7 @@ KVARN_ALWAYS_INLINE void store_rows(std::byte* first, std::size_t stride, int by
       for (int r = 0; r < 4; ++r) {
         alignas(32) std::byte row[32];
         _mm256_store_si256(reinterpret_cast<__m256i*>(row), t[r]);
-        std::byte* const out = first + static_cast<std::size_t>(rows + r) * stride + 16 * half;
+        std::byte* const out = first + static_cast<std::size_t>(rows + r) * stride + offset;
         std::memcpy(out, row, static_cast<std::size_t>(left));
         std::memcpy(out + 4 * stride, row + 16, static_cast<std::size_t>(left));
       }
@@ -408,7 +409,7 @@ template <int Bits>
 KVARN_ALWAYS_INLINE f32 load_codes(const std::byte* low, [[maybe_unused]] const std::byte* high) {
   constexpr int width = Bits == 4 ? 4 : 2;
   std::int32_t word[2];
-  std::memcpy(word, low, 2 * width);
+  std::memcpy(word, low, sizeof(std::uint16_t) * width);
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   const __m256i shift = _mm256_mullo_epi32(lane, _mm256_set1_epi32(width));
   i32 code;

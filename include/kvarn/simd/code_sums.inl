@@ -55,7 +55,7 @@ struct code_sums {
   template <int Columns, int Blocks>
   static void multiply_blocks(const plane_words& codes, int block, const std::int32_t* quad,
                               std::int32_t* sums) {
-    const int block_words = padded_words(codes.count);
+    const std::ptrdiff_t block_words = padded_words(codes.count);
     const lane_words* const block_codes = codes.words + block * block_words;
     const std::byte* next =
         codes.next + sizeof(lane_words) * static_cast<std::size_t>(block * codes.count);
@@ -108,7 +108,7 @@ struct code_sums {
   static KVARN_ALWAYS_INLINE void store_sums(const dot_sum (&sum)[Blocks][Columns], int shift,
                                              bool adds, std::int32_t* sums) {
     KVARN_UNROLL
-    for (int i = 0; i < Blocks; ++i) KVARN_UNROLL
+    for (std::ptrdiff_t i = 0; i < Blocks; ++i) KVARN_UNROLL
     for (int c = 0; c < Columns; ++c) {
       words result = flush(sum[i][c]);
       std::int32_t* const out = sums + c * sum_stride + i * rows_at_once;

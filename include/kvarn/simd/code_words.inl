@@ -23,7 +23,7 @@ inline void transpose_words(const_tile_view tile, int plane, int first, int rows
   const int count = padded_words(words_of_row(layout, plane));
   for (int row = 0; row < rows; row += rows_at_once) {
     const std::byte* const codes = tile.data + layout.code_offset(plane, first + row);
-    for (int word = 0; word < count; word += words_at_once) {
+    for (std::ptrdiff_t word = 0; word < count; word += words_at_once) {
       words w[words_at_once];
       load_words(codes + 4 * word, stride, w);
       KVARN_UNROLL

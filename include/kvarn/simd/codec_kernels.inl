@@ -10,17 +10,18 @@ KVARN_NOINLINE void store_planes(const encode_state& state) {
   for (int plane = 0; plane < layout.planes(); ++plane) {
     const auto bytes = static_cast<int>(layout.plane_row_bytes(plane));
     const auto stride = static_cast<std::size_t>(bytes);
-    const int count = (bytes + 3) / 4;
+    const std::ptrdiff_t count = (bytes + 3) / 4;
     for (int r = 0; r < state.rows; r += 16) {
-      std::byte* const out = state.out.data + layout.code_offset(plane, r);
+      std::byte* out = state.out.data + layout.code_offset(plane, r);
       for (int first = 0; first < count; first += at_once) {
         i32 w[at_once];
         for (int i = 0; i < at_once; ++i) {
-          const int word = first + i < count ? first + i : count - 1;
+          const std::ptrdiff_t word = first + i < count ? first + i : count - 1;
           w[i] = load_i32(plane_words + state.rows * word + r);
         }
         const int left = bytes - 4 * first;
-        store_rows(out + 4 * first, stride, left < 4 * at_once ? left : 4 * at_once, w);
+        store_rows(out, stride, left < 4 * at_once ? left : 4 * at_once, w);
+        out += sizeof(std::int32_t) * at_once;
       }
     }
     plane_words += state.rows * count;
@@ -36,6 +37,8 @@ KVARN_NOINLINE void encode_codes(encode_state& state, const encoder_recipe& reci
   grid_vectors next_grid;
   column_ranges ranges;
   column_sums sums;
+  std::byte* zeros = state.out.data + layout.zero_offset();
+  std::byte* steps = state.out.data + layout.step_offset();
   find_ranges(state, 0, ranges);
   for (int c = -16; c < state.cols; c += 16) {
     const int next = c + 16;
@@ -50,8 +53,10 @@ KVARN_NOINLINE void encode_codes(encode_state& state, const encoder_recipe& reci
       } else if (upper == nullptr) {
         encode_columns(state, c);
       }
-      store_u16(state.out.data + layout.zero_offset() + 2 * c, grid.zero_bits);
-      store_u8(state.out.data + layout.step_offset() + c, grid.step_bits);
+      store_u16(zeros, grid.zero_bits);
+      store_u8(steps, grid.step_bits);
+      zeros += 32;
+      steps += 16;
     }
     if (next < state.cols) {
       for (int i = 0; i < recipe.refits; ++i) {
@@ -156,8 +161,8 @@ KVARN_ALWAYS_INLINE void decode_block(code_rows codes, int rows, f32 step, f32 z
 
 // Decodes, as stored, columns first_col .. end_col - 1, multiples of 16, of a block of rows:
 // element (i, c) to out[stride * i + c - first_col].
-KVARN_NOINLINE void decode_rows(const_tile_view tile, int row, int rows, int first_col, int end_col,
-                                float* out, std::ptrdiff_t stride) {
+KVARN_NOINLINE void decode_rows(const_tile_view tile, int row, int rows, std::ptrdiff_t first_col,
+                                std::ptrdiff_t end_col, float* out, std::ptrdiff_t stride) {
   const tile_layout& layout = tile.layout;
   alignas(64) float scale[max_head_dim];  // from a multiple of 16 on
   const int within = row % 16;
@@ -165,14 +170,14 @@ KVARN_NOINLINE void decode_rows(const_tile_view tile, int row, int rows, int fir
     store(scale + r,
           decode_scales(tile.data + layout.scale_offset() + row - within + r, layout.scale));
   const int last = layout.planes() - 1;
-  const int width = layout.plane_bits(0);
+  const std::ptrdiff_t width = layout.plane_bits(0);
   code_rows codes{tile.data + layout.code_offset(0, row) + first_col * width / 8,
                   tile.data + layout.code_offset(last, row) + first_col / 8,
                   static_cast<std::ptrdiff_t>(layout.plane_row_bytes(0)),
                   static_cast<std::ptrdiff_t>(layout.plane_row_bytes(last))};
   const std::byte* steps = tile.data + layout.step_offset() + first_col;
   const std::byte* zeros = tile.data + layout.zero_offset() + 2 * first_col;
-  for (int c = first_col; c < end_col; c += 16) {
+  for (std::ptrdiff_t c = first_col; c < end_col; c += 16) {
     const f32 step = decode_scales(steps, layout.scale);
     const f32 zero = load_half(zeros);
     if (layout.bits == 2)
@@ -222,10 +227,11 @@ KVARN_NOINLINE void decode_vectors(const_tile_view tile, int first, int count, b
   }
   alignas(64) float columns[16 * max_head_dim];
   alignas(64) float rows[16][16];
-  decode_rows(tile, 0, head_dim, first / 16 * 16, first / 16 * 16 + 16, columns, 16);
+  const int first_col = first - first % 16;
+  decode_rows(tile, 0, head_dim, first_col, first_col + 16, columns, 16);
   if (rotate_back) rotate_columns(columns, head_dim, 1, columns, 16);
   const bool whole = count == 16;
-  for (int d = 0; d < head_dim; d += 16) {
+  for (std::ptrdiff_t d = 0; d < head_dim; d += 16) {
     transpose_block(columns + 16 * d, 16, whole ? out + d : rows[0], whole ? stride : 16, norm);
     if (!whole)
       for (int t = 0; t < count; ++t) store(out + stride * t + d, load(rows[first % 16 + t]));

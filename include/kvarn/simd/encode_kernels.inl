@@ -56,16 +56,16 @@ KVARN_NOINLINE void sanitize(float* x, int n, replaced_values& replaced) {
 template <class T>
 KVARN_NOINLINE token_rows<float> copy_rows(tokens_view<const T> tokens, int first, int count,
                                            int head_dim, float* x, replaced_values& replaced) {
-  const token_rows<float> rows{x, head_dim};
+  float* to = x;
   for (int t = first; t < first + count; ++t)
-    for (int d = 0; d < head_dim; d += 16, x += 16) {
+    for (int d = 0; d < head_dim; d += 16, to += 16) {
       if (tokens.channel_stride == 1)
-        store(x, load_channels(tokens.data + t * tokens.token_stride + d));
+        store(to, load_channels(tokens.data + t * tokens.token_stride + d));
       else
-        for (int i = 0; i < 16; ++i) x[i] = tokens.load(t, d + i);
+        for (int i = 0; i < 16; ++i) to[i] = tokens.load(t, d + i);
     }
-  sanitize(x - count * head_dim, count * head_dim, replaced);
-  return rows;
+  sanitize(x, count * head_dim, replaced);
+  return {x, head_dim};
 }
 
 // The same, in place where they are floats one after another with nothing to replace.
@@ -102,7 +102,7 @@ KVARN_NOINLINE void sum_row_squares(const float* x, std::ptrdiff_t stride, int r
     for (int first = 0; first < 16; first += 4) {
       f32 s[4];
       KVARN_UNROLL
-      for (int i = 0; i < 4; ++i) s[i] = set1(0.0f);
+      for (f32& sum : s) sum = set1(0.0f);
       for (int c = first; c < cols; c += 16) KVARN_UNROLL
       for (int i = 0; i < 4; ++i) {
         const f32 value = mul(load(x + stride * (c + i) + r), set1(weight[c + i]));
@@ -125,7 +125,7 @@ KVARN_NOINLINE void sum_row_squares(const float* x, std::ptrdiff_t stride, int r
     for (int first = 0; first < 16; first += 4) {
       f32 s[4];
       KVARN_UNROLL
-      for (int i = 0; i < 4; ++i) s[i] = set1(0.0f);
+      for (f32& sum : s) sum = set1(0.0f);
       for (int r = 0; r < rows; r += 16) KVARN_UNROLL
       for (int i = 0; i < 4; ++i) {
         const f32 value = load(x + stride * (c + first + i) + r);
@@ -216,7 +216,7 @@ KVARN_NOINLINE bool load_keys(token_rows<T> tokens, int head_dim, bool rotate, f
   alignas(64) float columns[16 * max_head_dim];
   const int block = rotate ? head_dim / hadamard_core(head_dim) : 1;
   i32 largest = set1_i32(0);
-  for (int d = 0; d < head_dim; d += 16) {
+  for (std::ptrdiff_t d = 0; d < head_dim; d += 16) {
     // Where rotate_columns stores in a burst.
     for (int i = 0; i < 16; ++i) prefetch(reinterpret_cast<const std::byte*>(x + stride * (d + i)));
     transpose_block(tokens.x + d, tokens.stride, rotate ? columns + 16 * d : x + stride * d,
@@ -356,7 +356,7 @@ KVARN_NOINLINE void sum_weighted(const encode_state& state, int c, column_sums& 
     const f32 inverse_range = set1(state.inverse_range[c + i]);
     f32 s[4];
     KVARN_UNROLL
-    for (int k = 0; k < 4; ++k) s[k] = set1(0.0f);
+    for (f32& sum : s) sum = set1(0.0f);
     for (int r = 0; r < state.rows; r += 16) {
       const f32 weight = load(state.row_weight + r);
       const f32 t = fms(load(x + r), load(state.inverse_scale + r), zero);
@@ -424,17 +424,18 @@ KVARN_ALWAYS_INLINE i32 gather_high_bits(i32 word) {
 // and c + 8 .. c + 15 (`high`), 4 bits each.
 KVARN_NOINLINE void keep_words(encode_state& state, int c, int r, i32 low, i32 high) {
   const int code_bits = state.out.layout.bits;
+  const std::ptrdiff_t rows = state.rows;
   if (code_bits == 4) {
-    std::int32_t* const to = state.words + state.rows * (c / 8) + r;
+    std::int32_t* const to = state.words + rows * (c / 8) + r;
     store_i32(to, low);
-    store_i32(to + state.rows, high);
+    store_i32(to + rows, high);
     return;
   }
-  store_i32(state.words + state.rows * (c / 16) + r,
+  store_i32(state.words + rows * (c / 16) + r,
             bit_or(gather_low_bits(low), shift_left<16>(gather_low_bits(high))));
   if (code_bits == 3) {
     const i32 tops = bit_or(gather_high_bits(low), shift_left<8>(gather_high_bits(high)));
-    std::int32_t* const to = state.words + state.rows * (state.cols / 16 + c / 32) + r;
+    std::int32_t* const to = state.words + rows * (state.cols / 16 + c / 32) + r;
     store_i32(to, c % 32 == 0 ? tops : bit_or(load_i32(to), shift_left<16>(tops)));
   }
 }
@@ -469,7 +470,7 @@ KVARN_NOINLINE void encode_and_sum(encode_state& state, int c, column_sums& out)
     const f32 inverse_range = set1(state.inverse_range[c + i]);
     f32 s[4];
     KVARN_UNROLL
-    for (int k = 0; k < 4; ++k) s[k] = set1(0.0f);
+    for (f32& sum : s) sum = set1(0.0f);
     for (int r = 0; r < state.rows; r += 16) {
       const f32 t = fms(load(x + r), load(state.inverse_scale + r), zero);
       const f32 raw = raw_code(t, inverse_range, max_code);

@@ -49,13 +49,13 @@ KVARN_ALWAYS_INLINE void accumulate_products(const float* vectors, std::ptrdiff_
 // leaves the code in its place as raw_code gives it, and the error in that of the deviation. `x`
 // and `target`: of the block's first column; coefficients[i][b]: from its column i to its column b.
 KVARN_NOINLINE void round_column(const encode_state& state, int c, int b, int count,
-                                 const float* coefficients, float* x,
+                                 const float (*coefficients)[feedback_block], float* x,
                                  float (*target)[feedback_rows]) {
   const f32 step = set1(state.step[c + b]);
   const f32 inverse_range = set1(state.inverse_range[c + b]);
   const f32 max_code = set1(static_cast<float>(state.max_code));
   for (int r = 0; r < count; r += 32) {
-    const int apart = r + 16 < count ? 16 : 0;  // as in accumulate_panel
+    const std::ptrdiff_t apart = r + 16 < count ? 16 : 0;  // as in accumulate_panel
     float* const deviation = x + state.stride * b + r;
     f32 sum[2];
     f32 t[2];
@@ -66,7 +66,7 @@ KVARN_NOINLINE void round_column(const encode_state& state, int c, int b, int co
     }
     for (int i = 0; i < b; ++i) {
       const float* const error = x + state.stride * i + r;
-      const f32 coefficient = set1(coefficients[feedback_block * i + b]);
+      const f32 coefficient = set1(coefficients[i][b]);
       KVARN_UNROLL
       for (int k = 0; k < 2; ++k) sum[k] = fma(load(error + apart * k), coefficient, sum[k]);
     }
@@ -83,13 +83,11 @@ KVARN_NOINLINE void round_column(const encode_state& state, int c, int b, int co
 // feedback_rows. Errors take the place of the columns.
 KVARN_NOINLINE void encode_with_feedback(encode_state& state, const float* upper, int first,
                                          int count) {
-  alignas(64) float coefficients[max_head_dim * feedback_block];
+  alignas(64) float coefficients[max_head_dim][feedback_block];
   alignas(64) float raw[16][feedback_rows];  // of 16 columns
   for (int c = 0; c < state.cols; c += feedback_block) {
-    for (int i = 0; i < c + feedback_block; ++i)
-      std::memcpy(coefficients + feedback_block * i,
-                  upper + static_cast<std::ptrdiff_t>(i) * state.cols + c,
-                  feedback_block * sizeof(float));
+    for (std::ptrdiff_t i = 0; i < c + feedback_block; ++i)
+      std::memcpy(coefficients[i], upper + i * state.cols + c, sizeof(coefficients[i]));
     float(*const target)[feedback_rows] = raw + c % 16;
     float* const block = state.column(c) + first;
     for (int b = 0; b < feedback_block; ++b) {
@@ -101,10 +99,10 @@ KVARN_NOINLINE void encode_with_feedback(encode_state& state, const float* upper
         store(target[b] + r, t);
       }
     }
-    accumulate_products<false>(state.x + first, state.stride, c, coefficients, feedback_block,
+    accumulate_products<false>(state.x + first, state.stride, c, coefficients[0], feedback_block,
                                target[0], feedback_rows, count);
     for (int b = 0; b < feedback_block; ++b)
-      round_column(state, c, b, count, coefficients + feedback_block * c, block, target);
+      round_column(state, c, b, count, coefficients + c, block, target);
     if (c % 16 == 0) continue;
     for (int r = 0; r < count; r += 16) {
       i32 word[2] = {set1_i32(0), set1_i32(0)};
@@ -156,9 +154,8 @@ replaced_values add_queries(tokens_view<T> queries, int count, bool rotate, int 
   for (int first = 0; first < count; first += at_once) {
     const int several = count - first < at_once ? count - first : at_once;
     const auto rows = load_rows(read, first, several, head_dim, vectors, replaced);
-    for (int i = 0; i < several; ++i)
-      load_rotated(rows.x + rows.stride * i, head_dim, rotate, norm,
-                   vectors + static_cast<std::ptrdiff_t>(i) * head_dim);
+    for (std::ptrdiff_t i = 0; i < several; ++i)
+      load_rotated(rows.x + rows.stride * i, head_dim, rotate, norm, vectors + i * head_dim);
     accumulate_moment(vectors, head_dim, several, sums);
   }
   return replaced;

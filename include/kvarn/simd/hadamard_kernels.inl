@@ -28,13 +28,13 @@ KVARN_NOINLINE void paley(int core, const float* in, std::ptrdiff_t stride, floa
                                     : kvarn::detail::conference_signs<13>.sign[0];
   alignas(64) float sum[14][16];
   alignas(64) float difference[14][16];
-  for (int i = 0; i < count; ++i) {
+  for (std::ptrdiff_t i = 0; i < count; ++i) {
     const f32 a = load(in + stride * (2 * i));
     const f32 b = load(in + stride * (2 * i + 1));
     store(sum[i], add(a, b));
     store(difference[i], sub(a, b));
   }
-  for (int i = 0; i < count; ++i, signs += count) {
+  for (std::ptrdiff_t i = 0; i < count; ++i, signs += count) {
     f32 even = load(difference[i]);
     f32 odd = sub(set1(-0.0f), load(sum[i]));
     for (int j = 0; j < count; ++j) {
@@ -53,11 +53,11 @@ template <int Count>
 KVARN_ALWAYS_INLINE void rotate_registers(const float* in, float* out, float norm) {
   f32 r[Count];
   KVARN_UNROLL
-  for (int i = 0; i < Count; ++i)
+  for (std::ptrdiff_t i = 0; i < Count; ++i)
     r[i] = butterfly<8>(butterfly<4>(butterfly<2>(load_butterfly(in + 16 * i))));
   butterflies<1, Count>(r);
   KVARN_UNROLL
-  for (int i = 0; i < Count; ++i) store(out + 16 * i, mul(r[i], set1(norm)));
+  for (std::ptrdiff_t i = 0; i < Count; ++i) store(out + 16 * i, mul(r[i], set1(norm)));
 }
 
 // 128 channels, times norm.
@@ -132,22 +132,22 @@ KVARN_NOINLINE void column_stages(const float* in, int n, int half, float* out,
     for (int c = block; c < block + half; ++c) {
       f32 r[Radix];
       KVARN_UNROLL
-      for (int i = 0; i < Radix; ++i) r[i] = load(in + 16 * (c + i * half));
+      for (std::ptrdiff_t i = 0; i < Radix; ++i) r[i] = load(in + 16 * (c + i * half));
       butterflies<1, Radix>(r);
       KVARN_UNROLL
-      for (int i = 0; i < Radix; ++i) store(out + stride * (c + i * half), r[i]);
+      for (std::ptrdiff_t i = 0; i < Radix; ++i) store(out + stride * (c + i * half), r[i]);
     }
 }
 
 // The stages 1, 2, 4 and 8, in place.
 KVARN_NOINLINE void first_column_stages(float* columns, int n) {
-  for (float* p = columns; p < columns + 16 * n; p += 16 * 16) {
+  for (std::ptrdiff_t c = 0; c < n; c += 16) {
     f32 r[16];
     KVARN_UNROLL
-    for (int i = 0; i < 16; ++i) r[i] = load(p + 16 * i);
+    for (int i = 0; i < 16; ++i) r[i] = load(columns + 16 * (c + i));
     butterflies<1, 16>(r);
     KVARN_UNROLL
-    for (int i = 0; i < 16; ++i) store(p + 16 * i, r[i]);
+    for (int i = 0; i < 16; ++i) store(columns + 16 * (c + i), r[i]);
   }
 }
 
@@ -157,14 +157,14 @@ KVARN_NOINLINE void first_column_stages(float* columns, int n) {
 KVARN_NOINLINE void rotate_columns(float* columns, int n, int half, float* out,
                                    std::ptrdiff_t stride) {
   const int core = hadamard_core(n);
-  const int block = n / core;
+  const std::ptrdiff_t block = n / core;
   if (holds_16_vectors && half == 1 && block >= 16) {
     first_column_stages(columns, n);
     half = 16;
   }
   while (half < block) {
     // Fourfold passes, but one for an odd number of stages.
-    const int left = block / half;
+    const std::ptrdiff_t left = block / half;
     const bool odd = (left & 0x2aa) != 0;
     const int radix = odd ? odd_radix : 4;
     const bool ends = core == 1 && left == radix;
@@ -177,7 +177,7 @@ KVARN_NOINLINE void rotate_columns(float* columns, int n, int half, float* out,
     half *= radix;
   }
   if (core != 1)
-    for (int i = 0; i < block; ++i)
+    for (std::ptrdiff_t i = 0; i < block; ++i)
       paley(core, columns + 16 * i, 16 * block, out + stride * i, stride * block);
 }
 
@@ -194,12 +194,12 @@ KVARN_NOINLINE void transpose_block(const T* in, std::ptrdiff_t stride, float* o
   if (largest != nullptr) {
     i32 seen = *largest;
     KVARN_UNROLL
-    for (int i = 0; i < 16; ++i) seen = max(seen, magnitude_bits(r[i]));
+    for (const f32& row : r) seen = max(seen, magnitude_bits(row));
     *largest = seen;
   }
   if (factor != 1.0f) {
     KVARN_UNROLL
-    for (int i = 0; i < 16; ++i) r[i] = mul(r[i], set1(factor));
+    for (f32& row : r) row = mul(row, set1(factor));
   }
   transpose(r);
   if constexpr (holds_16_vectors) {

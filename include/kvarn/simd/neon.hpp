@@ -34,7 +34,7 @@ KVARN_ALWAYS_INLINE f32 load(const float* p) {
 }
 KVARN_ALWAYS_INLINE void store(float* p, f32 x) {
   KVARN_UNROLL
-  for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, x.v[i]);
+  for (std::ptrdiff_t i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, x.v[i]);
 }
 KVARN_ALWAYS_INLINE f32 set1(float x) {
   const float32x4_t v = vdupq_n_f32(x);
@@ -66,7 +66,7 @@ KVARN_ALWAYS_INLINE f32 div(f32 x, f32 y) {
 }
 KVARN_ALWAYS_INLINE f32 sqrt(f32 x) {
   KVARN_UNROLL
-  for (int i = 0; i < 4; ++i) x.v[i] = vsqrtq_f32(x.v[i]);
+  for (float32x4_t& v : x.v) v = vsqrtq_f32(v);
   return x;
 }
 // x * y + z, z - x * y and x * y - z, one rounding.
@@ -104,7 +104,7 @@ KVARN_ALWAYS_INLINE f32 max(f32 x, f32 y) {
 }
 KVARN_ALWAYS_INLINE f32 abs(f32 x) {
   KVARN_UNROLL
-  for (int i = 0; i < 4; ++i) x.v[i] = vabsq_f32(x.v[i]);
+  for (float32x4_t& v : x.v) v = vabsq_f32(v);
   return x;
 }
 // Where x < y: p, else q.
@@ -141,7 +141,7 @@ KVARN_ALWAYS_INLINE i32 load_i32(const std::int32_t* p) {
 }
 KVARN_ALWAYS_INLINE void store_i32(std::int32_t* p, i32 x) {
   KVARN_UNROLL
-  for (int i = 0; i < 4; ++i) vst1q_s32(p + 4 * i, x.v[i]);
+  for (std::ptrdiff_t i = 0; i < 4; ++i) vst1q_s32(p + 4 * i, x.v[i]);
 }
 KVARN_ALWAYS_INLINE i32 add(i32 x, i32 y) {
   KVARN_UNROLL
@@ -176,7 +176,7 @@ KVARN_ALWAYS_INLINE i32 max(i32 x, i32 y) {
 template <int N>
 KVARN_ALWAYS_INLINE i32 shift_left(i32 x) {
   KVARN_UNROLL
-  for (int i = 0; i < 4; ++i) x.v[i] = vshlq_n_s32(x.v[i], N);
+  for (int32x4_t& v : x.v) v = vshlq_n_s32(v, N);
   return x;
 }
 KVARN_ALWAYS_INLINE int32x4_t shift_right(int32x4_t x, int32x4_t count) {  // filled with zeros
@@ -185,8 +185,7 @@ KVARN_ALWAYS_INLINE int32x4_t shift_right(int32x4_t x, int32x4_t count) {  // fi
 template <int N>
 KVARN_ALWAYS_INLINE i32 shift_right(i32 x) {  // filled with zeros
   KVARN_UNROLL
-  for (int i = 0; i < 4; ++i)
-    x.v[i] = vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(x.v[i]), N));
+  for (int32x4_t& v : x.v) v = vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(v), N));
   return x;
 }
 // Where x < y: p, else q.
@@ -222,7 +221,7 @@ KVARN_ALWAYS_INLINE i32 load_u16(const void* p) {
   return widen(load_eight_u16(p), load_eight_u16(static_cast<const std::byte*>(p) + 16));
 }
 // The low words of lanes 8 * half to 8 * half + 7.
-KVARN_ALWAYS_INLINE uint16x8_t low_words(i32 x, int half) {
+KVARN_ALWAYS_INLINE uint16x8_t low_words(i32 x, std::ptrdiff_t half) {
   return vuzp1q_u16(vreinterpretq_u16_s32(x.v[2 * half]), vreinterpretq_u16_s32(x.v[2 * half + 1]));
 }
 KVARN_ALWAYS_INLINE void store_u16(void* p, i32 x) {
@@ -406,13 +405,14 @@ KVARN_ALWAYS_INLINE void load_words(const std::byte* first, std::size_t stride,
 KVARN_ALWAYS_INLINE void store_rows(std::byte* first, std::size_t stride, int bytes,
                                     const i32 (&in)[8]) {
   for (int word = 0; word < 8; word += 4) {
-    const int left = bytes - 4 * word < 16 ? bytes - 4 * word : 16;
+    const int offset = 4 * word;
+    const int left = bytes - offset < 16 ? bytes - offset : 16;
     if (left <= 0) break;
     KVARN_UNROLL
     for (int k = 0; k < 4; ++k) {
       int32x4_t t[4] = {in[word].v[k], in[word + 1].v[k], in[word + 2].v[k], in[word + 3].v[k]};
       transpose_four(t);
-      std::byte* const out = first + static_cast<std::size_t>(4 * k) * stride + 4 * word;
+      std::byte* const out = first + static_cast<std::size_t>(4 * k) * stride + offset;
       KVARN_UNROLL
       for (int r = 0; r < 4; ++r)
         std::memcpy(out + static_cast<std::size_t>(r) * stride, &t[r],
@@ -436,7 +436,7 @@ KVARN_ALWAYS_INLINE f32 load_codes(const std::byte* low, [[maybe_unused]] const 
   constexpr int width = Bits == 4 ? 4 : 2;
   const int32x4_t lane = {0, 1, 2, 3};
   std::uint64_t word = 0;
-  std::memcpy(&word, low, 2 * width);
+  std::memcpy(&word, low, sizeof(std::uint16_t) * width);
   std::uint16_t top = 0;
   if constexpr (Bits == 3) std::memcpy(&top, high, sizeof(top));
   i32 code;
@@ -516,7 +516,7 @@ KVARN_ALWAYS_INLINE void store_quads(std::int32_t* out, const bytes64& bytes, in
   if (width == 1) {
     const uint8x16_t order = {0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27};
     KVARN_UNROLL
-    for (int i = 0; i < 4; i += 2) {
+    for (std::ptrdiff_t i = 0; i < 4; i += 2) {
       const uint8x16x2_t pair = {{bytes.v[i], bytes.v[i + 1]}};
       vst1q_u8(p + 16 * i, vqtbl2q_u8(pair, order));
       vst1q_u8(p + 16 * i + 16, vqtbl2q_u8(pair, vaddq_u8(order, vdupq_n_u8(4))));
@@ -526,7 +526,7 @@ KVARN_ALWAYS_INLINE void store_quads(std::int32_t* out, const bytes64& bytes, in
     const uint8x16_t four = {0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15};
     const uint8x16_t order = width == 2 ? two : four;
     KVARN_UNROLL
-    for (int i = 0; i < 4; ++i) vst1q_u8(p + 16 * i, vqtbl1q_u8(bytes.v[i], order));
+    for (std::ptrdiff_t i = 0; i < 4; ++i) vst1q_u8(p + 16 * i, vqtbl1q_u8(bytes.v[i], order));
   }
 }
 

@@ -23,7 +23,7 @@ constexpr int row_sum_floats(int rows) { return 2 * (lane_pairs + 1) * rows; }
 KVARN_ALWAYS_INLINE f32 fold_pairs(const float* sums, int rows, int r) {
   f32 s[lane_pairs];
   KVARN_UNROLL
-  for (int i = 0; i < lane_pairs; ++i) s[i] = load(sums + rows * i + r);
+  for (std::ptrdiff_t i = 0; i < lane_pairs; ++i) s[i] = load(sums + rows * i + r);
   return add(add(add(s[0], s[1]), add(s[2], s[3])), add(add(s[4], s[5]), add(s[6], s[7])));
 }
 
@@ -113,7 +113,7 @@ struct column_major_tile {
 // Floats from a column to the next: an odd number of cache lines, so that columns 16 apart do not
 // compete for the same sets of the L1 cache (without that the paper's encoder takes 1.6 times as
 // long).
-constexpr std::ptrdiff_t column_stride(int rows) { return 16 * ((rows / 16) | 1); }
+constexpr std::ptrdiff_t column_stride(int rows) { return std::ptrdiff_t{16} * ((rows / 16) | 1); }
 
 // Of 16 columns, the sums over the rows of d = x * row_weight - shift and of d^2, each still in 16
 // lanes.
@@ -160,7 +160,7 @@ KVARN_ALWAYS_INLINE void add_run(const column_run& run, int r, const float* row_
   f32 q[Count];
   f32 shift[Count];
   KVARN_UNROLL
-  for (int i = 0; i < Count; ++i) {
+  for (std::ptrdiff_t i = 0; i < Count; ++i) {
     shift[i] = load(row_shift + r + 16 * i);
     s[i] = q[i] = set1(0.0f);
     if (run.sum_before != nullptr) {
@@ -171,14 +171,14 @@ KVARN_ALWAYS_INLINE void add_run(const column_run& run, int r, const float* row_
   for (int k = 0; k < run.count; ++k) {
     const f32 weight = set1(run.weight[k]);
     KVARN_UNROLL
-    for (int i = 0; i < Count; ++i) {
+    for (std::ptrdiff_t i = 0; i < Count; ++i) {
       const f32 d = fms(load(run.column[k] + r + 16 * i), weight, shift[i]);
       s[i] = add(s[i], d);
       q[i] = fma(d, d, q[i]);
     }
   }
   KVARN_UNROLL
-  for (int i = 0; i < Count; ++i) {
+  for (std::ptrdiff_t i = 0; i < Count; ++i) {
     if (run.sum_beside != nullptr) {
       s[i] = add(load(run.sum_beside + r + 16 * i), s[i]);
       q[i] = add(load(run.squares_beside + r + 16 * i), q[i]);

@@ -14,8 +14,8 @@ static_assert(sum_rows_at_once >= max_group);
 inline constexpr int max_columns = 2 * heads_at_once;
 // Columns stand a cache line more than a power of two apart: they do not evict each other.
 inline constexpr int cache_line = 64;
-inline constexpr int quad_stride = max_head_dim / 4 + cache_line / 4;
-inline constexpr int sum_stride = sum_rows_at_once + cache_line / 4;
+inline constexpr std::ptrdiff_t quad_stride = max_head_dim / 4 + cache_line / 4;
+inline constexpr std::ptrdiff_t sum_stride = sum_rows_at_once + cache_line / 4;
 
 struct folded_heads {
   alignas(64) std::int32_t quads[2][max_columns][quad_stride];  // for each plane of codes
