@@ -10,9 +10,6 @@ section "Tests: g++, warnings as errors"
 cmake --preset test -D KVARN_WARNINGS_AS_ERRORS=ON
 cmake --workflow --preset test
 
-section "Tests: clang++"
-cmake --workflow --preset clang
-
 section "Tests: address and undefined-behaviour sanitizers"
 cmake --workflow --preset sanitize
 
