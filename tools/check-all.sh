@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The checks beyond .ci/run, about an hour on two cores: warnings as errors on both compilers, the
+# The checks beyond .ci/run, about an hour on two cores: warnings of g++ as errors, the
 # sanitizers, clang-tidy, the demo and the benchmark build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
