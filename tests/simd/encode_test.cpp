@@ -125,14 +125,15 @@ TEST_P(EncodeLayouts, EqualTheDefinition) {
     if (layout.head_dim != GetParam()) continue;
     int number = 0;
     for (const encoder_recipe& recipe : recipes_of(layout)) {
-      const auto input = kvarn_test::tile_inputs[turn % std::size(kvarn_test::tile_inputs)];
+      const auto input = kvarn_test::tile_inputs[turn % std::ssize(kvarn_test::tile_inputs)];
       const std::ptrdiff_t stride = turn % 4 == 1 ? 2 : turn % 4 == 3 ? -1 : 1;
-      expect_equal_records(
-          turn % 5 % 3, layout, recipe,
-          kvarn_test::make_tile(input, layout.group, layout.head_dim, 7 + turn % 50), stride,
-          turn % 7 != 2,
-          kvarn_test::name_of(layout) + " recipe " + std::to_string(number++) + " input " +
-              std::to_string(static_cast<int>(input)) + " turn " + std::to_string(turn));
+      expect_equal_records(turn % 5 % 3, layout, recipe,
+                           kvarn_test::make_tile(input, layout.group, layout.head_dim,
+                                                 static_cast<std::uint64_t>(7 + turn % 50)),
+                           stride, turn % 7 != 2,
+                           kvarn_test::name_of(layout) + " recipe " + std::to_string(number++) +
+                               " input " + std::to_string(static_cast<int>(input)) + " turn " +
+                               std::to_string(turn));
       if (HasFatalFailure()) return;
       ++turn;
     }
