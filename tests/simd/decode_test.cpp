@@ -64,9 +64,11 @@ TEST_P(DecodeLayouts, TokensEqualTheDefinition) {
     for (int repeat = 0; repeat < 4; ++repeat, ++turn) {
       const auto group = static_cast<std::uint64_t>(layout.group);
       const int first = repeat == 0 ? 0 : static_cast<int>(random() % group);
-      const int count = repeat == 0   ? layout.group
-                        : repeat == 1 ? 1
-                                      : static_cast<int>(random() % (group - first + 1));
+      const int count =
+          repeat == 0 ? layout.group
+          : repeat == 1
+              ? 1
+              : static_cast<int>(random() % (group - static_cast<std::uint64_t>(first) + 1));
       const std::ptrdiff_t stride = turn % 4 == 1 ? 3 : turn % 4 == 2 ? -1 : 1;
       const bool rotate = turn % 3 != 1;
       const std::string what = kvarn_test::name_of(layout) + " from " + std::to_string(first) +
