@@ -34,9 +34,8 @@ inline namespace KVARN_ISA_NAMESPACE {
 // The code nearest to t / step, ties to even, within 0 .. max_code; 0 for a NaN, which large
 // factors of error feedback can make. `inverse_range` is 1 / (max_code * step).
 inline float round_code(float t, float inverse_range, int max_code) {
-  constexpr float magic = 12582912.0f;  // 1.5 * 2^23: the sum's last bit is worth 1
   const float unit = min_of(max_of(0.0f, t * inverse_range), 1.0f);
-  return std::fma(unit, static_cast<float>(max_code), magic) - magic;
+  return std::fma(unit, static_cast<float>(max_code), integer_shift) - integer_shift;
 }
 
 // fit_range of one column of a tile.

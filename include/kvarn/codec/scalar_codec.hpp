@@ -55,7 +55,7 @@ KVARN_HOST_DEVICE inline int scale_shift(scale_type type, float largest_scale) {
   // `low` leaves as much room below for smaller rows.
   const int low = (wide ? ue5m3::min_normal_exponent : e4m3::min_normal_exponent) / 2;
   const int high = (wide ? ue5m3::max_exponent : e4m3::max_exponent) - 1;
-  if (!(largest_scale >= 0x1p-100f)) return 0;  // a tile of zeros
+  if (!(largest_scale >= least_magnitude)) return 0;  // a tile of zeros
   const int exponent = exponent_of(largest_scale);
   if (exponent > high) return exponent - high;
   if (exponent < low) return (exponent - low) / 2;
@@ -118,7 +118,7 @@ KVARN_COLD float typical(const float* values, int n) {
   std::uint32_t sum = 0;
   std::uint32_t count = 0;
   for (int i = 0; i < n; ++i) {
-    if (!(values[i] >= 0x1p-100f)) continue;
+    if (!(values[i] >= least_magnitude)) continue;
     sum += bits_of(values[i]) >> 10;
     ++count;
   }
@@ -157,7 +157,8 @@ KVARN_COLD void equalized_rms_scales(const float* x, int rows, int cols, float u
   }
   const float level = typical(col_rms, cols);
   float* const weight = col_rms;
-  for (int c = 0; c < cols; ++c) weight[c] = col_rms[c] >= 0x1p-100f ? 1.0f / col_rms[c] : 0.0f;
+  for (int c = 0; c < cols; ++c)
+    weight[c] = col_rms[c] >= least_magnitude ? 1.0f / col_rms[c] : 0.0f;
   const float inverse_cols = 1.0f / static_cast<float>(cols);
   for (int r = 0; r < rows; ++r) {
     const float* row = x + static_cast<std::ptrdiff_t>(r) * cols;

@@ -152,7 +152,7 @@ KVARN_COLD normalize_report variance_normalize(const float* x, int rows, int col
   float tile_std = 1.0f;
   if (equivariant) {
     tile_std = detail::overall_std(row_mean, row_weight, rows, cols, unit);
-    if (!(tile_std >= 0x1p-100f)) tile_std = 1.0f;  // a constant tile
+    if (!(tile_std >= least_magnitude)) tile_std = 1.0f;  // a constant tile
   }
   const float inverse_tile_std = 1.0f / tile_std;
   std::fill(row_weight, row_weight + rows, inverse_tile_std);

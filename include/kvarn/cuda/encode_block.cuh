@@ -260,7 +260,7 @@ class tile_encoder_block {
                   [&](int c, float(&s)[1]) {
                     const float z = std::sqrt(product_of(s[0], inverse_rows)) * p_.unit;
                     vectors_.col_std()[c] = z;
-                    vectors_.col_weight()[c] = z >= 0x1p-100f ? 1.0f / z : 0.0f;
+                    vectors_.col_weight()[c] = z >= least_magnitude ? 1.0f / z : 0.0f;
                   });
       level = typical_of(vectors_.col_std(), cols);
     }
@@ -531,7 +531,7 @@ class tile_encoder_block {
           });
         for_rows([&](int i) {
           const float shifted = shifted_code(x_(i, jc), inverse, n);
-          const float mine = std::fma(-__fsub_rn(shifted, code_magic), step, saved_at(i, jc));
+          const float mine = std::fma(-__fsub_rn(shifted, integer_shift), step, saved_at(i, jc));
           if (l_ == lc)
             reinterpret_cast<std::uint8_t*>(&word(i, jc >> 2))[jc & 3] =
                 static_cast<std::uint8_t>(bits_of(shifted));

@@ -144,7 +144,7 @@ __device__ inline float typical_of(const float* values, int n) {
   unsigned sum = 0;
   unsigned count = 0;
   for (int i = lane_index(); i < n; i += 32) {
-    if (!(values[i] >= 0x1p-100f)) continue;
+    if (!(values[i] >= least_magnitude)) continue;
     sum += bits_of(values[i]) >> 10;
     ++count;
   }
@@ -181,12 +181,11 @@ __device__ inline float lane_sum_of(const float* values, int n) {
 
 // round_code of the scalar code: the code is in the low byte of the first, the second is its
 // number.
-inline constexpr float code_magic = 12582912.0f;
 __device__ inline float shifted_code(float t, float inverse_range, float max_code) {
-  return std::fma(__saturatef(__fmul_rn(t, inverse_range)), max_code, code_magic);
+  return std::fma(__saturatef(__fmul_rn(t, inverse_range)), max_code, integer_shift);
 }
 __device__ inline float code_of(float t, float inverse_range, float max_code) {
-  return __fsub_rn(shifted_code(t, inverse_range, max_code), code_magic);
+  return __fsub_rn(shifted_code(t, inverse_range, max_code), integer_shift);
 }
 
 // `width` bits of 16 x 4 codes become 2 * width bytes for each of the four runs of 16 columns.

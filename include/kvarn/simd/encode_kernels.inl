@@ -6,8 +6,6 @@
 // meet in one lane. Columns are worked on 16 at a time, so that they stay in the L1 cache; what
 // belongs to 16 columns (zero, step, sums) has a lane for each.
 
-inline constexpr float code_magic = 12582912.0f;  // 1.5 * 2^23: kvarn::round_code
-
 // What the steps of an encoding share.
 struct encode_state {
   float* x;               // rows x cols, column c at x + stride * c
@@ -138,13 +136,11 @@ KVARN_NOINLINE void sum_row_squares(const float* x, std::ptrdiff_t stride, int r
   }
 }
 
-inline constexpr float least_rms = 0x1p-100f;
-
 // As scalar::typical; n is a multiple of 16.
 KVARN_NOINLINE float typical(const float* values, int n) {
   i32 sums = set1_i32(0);
   i32 counts = set1_i32(0);
-  const i32 least = bits(set1(least_rms));
+  const i32 least = bits(set1(least_magnitude));
   for (int i = 0; i < n; i += 16) {
     const i32 pattern = bits(load(values + i));
     sums = add(sums, select_less(pattern, least, set1_i32(0), shift_right<10>(pattern)));
@@ -190,7 +186,7 @@ KVARN_NOINLINE void equalized_rms_scales(const float* x, std::ptrdiff_t stride, 
   float* const weight = col_rms;
   for (int c = 0; c < cols; c += 16) {
     const f32 rms = load(col_rms + c);
-    store(weight + c, select_less(rms, set1(least_rms), set1(0.0f), div(set1(1.0f), rms)));
+    store(weight + c, select_less(rms, set1(least_magnitude), set1(0.0f), div(set1(1.0f), rms)));
   }
   sum_row_squares(x, stride, rows, cols, weight, row_scale);
   const f32 inverse_cols = set1(1.0f / static_cast<float>(cols));
@@ -332,10 +328,11 @@ KVARN_NOINLINE void fit_ranges(const encode_state& state, const column_ranges& r
   grid.step = decode_scales(grid.step_bits, type);
 }
 
-// The deviation of 16 rows from a zero, and their code, of which code_magic is not yet subtracted.
+// The deviation of 16 rows from a zero, and their code, of which integer_shift is not yet
+// subtracted.
 KVARN_ALWAYS_INLINE f32 raw_code(f32 deviation, f32 inverse_range, f32 max_code) {
   const f32 unit = min(max(mul(deviation, inverse_range), set1(0.0f)), set1(1.0f));
-  return fma(unit, max_code, set1(code_magic));
+  return fma(unit, max_code, set1(integer_shift));
 }
 
 // kvarn::column_sums of 16 columns, each still in 16 lanes; `squares`: of the codes for refit, of
@@ -360,7 +357,7 @@ KVARN_NOINLINE void sum_weighted(const encode_state& state, int c, column_sums& 
     for (int r = 0; r < state.rows; r += 16) {
       const f32 weight = load(state.row_weight + r);
       const f32 t = fms(load(x + r), load(state.inverse_scale + r), zero);
-      const f32 code = sub(raw_code(t, inverse_range, max_code), set1(code_magic));
+      const f32 code = sub(raw_code(t, inverse_range, max_code), set1(integer_shift));
       const f32 weighted = mul(weight, code);
       s[0] = fma(weight, code, s[0]);
       s[1] = fma(weight, t, s[1]);
@@ -475,7 +472,7 @@ KVARN_NOINLINE void encode_and_sum(encode_state& state, int c, column_sums& out)
       const f32 t = fms(load(x + r), load(state.inverse_scale + r), zero);
       const f32 raw = raw_code(t, inverse_range, max_code);
       codes[r / 16] = append<4>(codes[r / 16], bits(raw));
-      const f32 code = sub(raw, set1(code_magic));
+      const f32 code = sub(raw, set1(integer_shift));
       s[0] = add(s[0], code);
       s[1] = add(s[1], t);
       s[2] = fma(code, t, s[2]);

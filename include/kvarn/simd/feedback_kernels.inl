@@ -74,7 +74,7 @@ KVARN_NOINLINE void round_column(const encode_state& state, int c, int b, int co
     for (int k = 0; k < 2; ++k) {
       const f32 code = raw_code(sum[k], inverse_range, max_code);
       store(target[b] + r + apart * k, code);
-      store(deviation + apart * k, fnma(sub(code, set1(code_magic)), step, t[k]));
+      store(deviation + apart * k, fnma(sub(code, set1(integer_shift)), step, t[k]));
     }
   }
 }

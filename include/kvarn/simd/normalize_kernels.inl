@@ -338,7 +338,7 @@ KVARN_NOINLINE normalize_report normalize_columns(const column_major_tile& tile,
   float tile_std = 1.0f;
   if (equivariant) {
     tile_std = overall_std(state.row_shift, state.row_squares, rows, cols, tile.unit);
-    if (!(tile_std >= 0x1p-100f)) tile_std = 1.0f;  // a constant tile
+    if (!(tile_std >= least_magnitude)) tile_std = 1.0f;  // a constant tile
   }
   const float inverse_tile_std = 1.0f / tile_std;
   fill(state.row_weight, rows, inverse_tile_std);
