@@ -56,14 +56,7 @@ status write_sequences(const kv_cache<T>& cache, std::span<const sequence_id> id
   }
 
   section_writer out(stream);
-  cache_file_header header;
-  header.exact_type = exact_type<T>;
-  header.layers = static_cast<std::uint32_t>(table.layers());
-  header.kv_heads = static_cast<std::uint32_t>(shape.kv_heads);
-  header.key_head_dim = static_cast<std::uint32_t>(shape.key_head_dim);
-  header.value_head_dim = static_cast<std::uint32_t>(shape.value_head_dim);
-  header.group = static_cast<std::uint32_t>(table.group());
-  header.sink = static_cast<std::uint32_t>(table.sink());
+  cache_file_header header = header_of<T>(table, shape);
   header.pages = static_cast<std::uint32_t>(pages.size());
   header.sequences = static_cast<std::uint32_t>(ids.size());
   out.write(header);

@@ -62,15 +62,7 @@ class cache_reader {
 
  private:
   bool read_header() {
-    const row_shape& shape = state_.storage.shape();
-    cache_file_header expected;
-    expected.exact_type = exact_type<T>;
-    expected.layers = static_cast<std::uint32_t>(table_.layers());
-    expected.kv_heads = static_cast<std::uint32_t>(shape.kv_heads);
-    expected.key_head_dim = static_cast<std::uint32_t>(shape.key_head_dim);
-    expected.value_head_dim = static_cast<std::uint32_t>(shape.value_head_dim);
-    expected.group = static_cast<std::uint32_t>(table_.group());
-    expected.sink = static_cast<std::uint32_t>(table_.sink());
+    const auto expected = detail::header_of<T>(table_, state_.storage.shape());
     if (!in_.read(header_, "header")) return false;
     if (header_.magic != expected.magic)
       return in_.fail(error_code::invalid_format, "it does not start as one");

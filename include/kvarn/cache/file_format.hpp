@@ -7,6 +7,7 @@
 #include "../config.hpp"
 #include "../format/float16.hpp"
 #include "exact_run.hpp"
+#include "page_table.hpp"
 
 namespace kvarn {
 
@@ -56,6 +57,20 @@ struct moments_file_header {
 
 inline namespace KVARN_ISA_NAMESPACE {
 namespace detail {
+
+// The header of a file of sequences of a cache, without its pages and sequences.
+template <class T>
+cache_file_header header_of(const page_table& table, const row_shape& shape) {
+  cache_file_header header;
+  header.exact_type = exact_type<T>;
+  header.layers = static_cast<std::uint32_t>(table.layers());
+  header.kv_heads = static_cast<std::uint32_t>(shape.kv_heads);
+  header.key_head_dim = static_cast<std::uint32_t>(shape.key_head_dim);
+  header.value_head_dim = static_cast<std::uint32_t>(shape.value_head_dim);
+  header.group = static_cast<std::uint32_t>(table.group());
+  header.sink = static_cast<std::uint32_t>(table.sink());
+  return header;
+}
 
 // Keys of all heads, then values: rows 0 .. count - 1; they must be reserved.
 template <class T, class Visit>
