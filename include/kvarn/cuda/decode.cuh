@@ -183,14 +183,8 @@ launch_status launch_decoding(const decode_parameters& p, cudaStream_t stream) {
 }  // namespace detail
 
 inline launch_status decode(const decode_arguments& arguments, cudaStream_t stream) {
-  using detail::refuse;
-  if (const status s = validate(arguments.format); !s.ok()) return refuse(s.message());
-  if (arguments.kv_heads < 1)
-    return refuse("kv_heads is " + std::to_string(arguments.kv_heads) + "; it must be at least 1");
-  if (arguments.count < 0)
-    return refuse("count is " + std::to_string(arguments.count) + "; it must not be negative");
+  if (launch_status checked = detail::check_groups(arguments); !checked.ok()) return checked;
   if (arguments.count == 0) return {};
-  if (arguments.groups == nullptr) return refuse("groups is null");
   detail::decode_parameters p{};
   p.arguments = arguments;
   const bool is_key = arguments.kind == tile_kind::key;

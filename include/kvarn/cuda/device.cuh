@@ -29,6 +29,18 @@ inline launch_status refuse(std::string message) {
   return {cudaErrorInvalidValue, std::move(message)};
 }
 
+// What encode_arguments and decode_arguments say of their groups.
+template <class Arguments>
+launch_status check_groups(const Arguments& arguments) {
+  if (const status s = validate(arguments.format); !s.ok()) return refuse(s.message());
+  if (arguments.kv_heads < 1)
+    return refuse("kv_heads is " + std::to_string(arguments.kv_heads) + "; it must be at least 1");
+  if (arguments.count < 0)
+    return refuse("count is " + std::to_string(arguments.count) + "; it must not be negative");
+  if (arguments.count > 0 && arguments.groups == nullptr) return refuse("groups is null");
+  return {};
+}
+
 // An attribute of the current device, or -1.
 inline int device_attribute(cudaDeviceAttr attribute) {
   int device = 0;

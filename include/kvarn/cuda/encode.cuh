@@ -126,18 +126,12 @@ inline std::size_t encode_workspace_bytes(const cache_format& format, tile_kind 
 }
 
 inline launch_status encode(const encode_arguments& arguments, cudaStream_t stream) {
-  using detail::refuse;
-  if (const status s = validate(arguments.format); !s.ok()) return refuse(s.message());
-  if (arguments.kv_heads < 1)
-    return refuse("kv_heads is " + std::to_string(arguments.kv_heads) + "; it must be at least 1");
-  if (arguments.count < 0)
-    return refuse("count is " + std::to_string(arguments.count) + "; it must not be negative");
+  if (launch_status checked = detail::check_groups(arguments); !checked.ok()) return checked;
   if (arguments.count == 0) return {};
-  if (arguments.groups == nullptr) return refuse("groups is null");
   detail::encode_plan plan =
       detail::plan_encoding(arguments.format, arguments.kind, arguments.method);
   if (plan.workspace_per_block != 0 && arguments.workspace == nullptr)
-    return refuse("workspace is null; this shape needs encode_workspace_bytes()");
+    return detail::refuse("workspace is null; this shape needs encode_workspace_bytes()");
   plan.parameters.arguments = arguments;
   plan.parameters.unit =
       detail::rotation_unit(arguments.kind == tile_kind::key ? arguments.format.key_head_dim
