@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "../format/tile_layout.hpp"
+#include "attention_exact.cuh"
 #include "attention_rows.cuh"
 #include "attention_tile.cuh"
 #include "device.cuh"
@@ -424,83 +425,20 @@ class attention_block {
 
   __device__ void attend_leaf(int step, int block, int leaf, const exact_rows& rows, int first,
                               int count) {
-    const attention_arguments& a = p_.arguments;
-    const int lane = lane_index();
-    // Scores: a lane has one token and every other run of 8 channels.
-    const int token = lane & 15;
-    float score[4] = {};
-    const std::int64_t key_row =
-        (first + min(token, count - 1)) * a.key_strides.token + kv_head_ * a.key_strides.head;
-#pragma unroll 4
-    for (int c = 8 * (lane >> 4); c < layout::key_dim; c += 16) {
-      float k[8];
-      load_eight(rows.keys, a.exact_type, key_row + c, k);
-#pragma unroll
-      for (int row = 0; row < 4; ++row) {
-        const float4 x = *reinterpret_cast<const float4*>(query(block + row) + c);
-        const float4 y = *reinterpret_cast<const float4*>(query(block + row) + c + 4);
-        const float q[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
-#pragma unroll
-        for (int i = 0; i < 8; ++i) score[row] = std::fma(q[i], k[i], score[row]);
-      }
-    }
+    const exact_leaf tokens(p_.arguments, rows, kv_head_, first, count);
     const int ahead = static_cast<int>(work_.first_end - (rows.position + first));
     float weight[4];
     softmax_state state[4];
-#pragma unroll
-    for (int row = 0; row < 4; ++row) {
-      float s = (score[row] + __shfl_xor_sync(all_lanes, score[row], 16)) * query_unit(block + row);
-      if (p_.cap.cap != 0.0f) s = p_.cap(s);
-      if (token >= count || !sees(block + row, ahead, token)) s = unseen;
-      float largest = s;
-#pragma unroll
-      for (int lanes = 1; lanes < 16; lanes *= 2)
-        largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, lanes));
-      state[row].maximum = rounded_maximum(largest);
-      weight[row] = state[row].maximum == nothing_seen
-                        ? 0.0f
-                        : exp2_approx(s - static_cast<float>(state[row].maximum));
-      state[row].sum = weight[row];
-#pragma unroll
-      for (int lanes = 1; lanes < 16; lanes *= 2)
-        state[row].sum = state[row].sum + __shfl_xor_sync(all_lanes, state[row].sum, lanes);
-    }
+    weigh_exact<layout::key_dim>(
+        tokens, [&](int row) { return query(block + row); },
+        [&](int row) { return query_unit(block + row); },
+        [&](int row, int token) { return sees(block + row, ahead, token); }, p_.cap, weight, state);
     wait_for_parts(step);
-    if (lane == 0) {
+    if (lane_index() == 0) {
 #pragma unroll
       for (int row = 0; row < 4; ++row) part_state(step, leaf, row) = state[row];
     }
-    // Values: a lane has channels 2 lane + 64 k and the next.
-    constexpr int pairs = blocks_of(layout::value_dim, 64);
-    float out[4][pairs][2] = {};
-    const std::int64_t value_row = first * a.value_strides.token + kv_head_ * a.value_strides.head;
-#pragma unroll 4
-    for (int t = 0; t < count; ++t) {
-      float w[4];
-#pragma unroll
-      for (int row = 0; row < 4; ++row) w[row] = __shfl_sync(all_lanes, weight[row], t);
-#pragma unroll
-      for (int k = 0; k < pairs; ++k) {
-        const int d = 2 * lane + 64 * k;
-        if (d >= layout::value_dim) break;
-        const float_pair v =
-            load_pair(rows.values, a.exact_type, value_row + t * a.value_strides.token + d);
-#pragma unroll
-        for (int row = 0; row < 4; ++row) {
-          out[row][k][0] = std::fma(w[row], v.low, out[row][k][0]);
-          out[row][k][1] = std::fma(w[row], v.high, out[row][k][1]);
-        }
-      }
-    }
-#pragma unroll
-    for (int row = 0; row < 4; ++row)
-#pragma unroll
-      for (int k = 0; k < pairs; ++k) {
-        const int d = 2 * lane + 64 * k;
-        if (d < layout::value_dim)
-          *reinterpret_cast<float2*>(part(step, leaf, row) + d) =
-              make_float2(out[row][k][0], out[row][k][1]);
-      }
+    sum_exact<layout::value_dim>(tokens, weight, [&](int row) { return part(step, leaf, row); });
   }
 
   // Sums so far of what a warp joins: part of the channels of one row of every four. No other warp
