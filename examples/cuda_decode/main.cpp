@@ -55,6 +55,7 @@ enum class sealing { none, in_front, beside };
 
 class decoder {
  public:
+  // `steps`: of one run.
   decoder(int layers, int batch, int context, int steps)
       : layers_(layers),
         batch_(batch),
@@ -127,7 +128,8 @@ class decoder {
   std::size_t page_bytes() const { return cache_.memory().pages; }
 
  private:
-  static int pages_of(int context, int steps) { return (context + steps) / format.group + 2; }
+  // Of one sequence, with `steps` steps in each of at most four runs.
+  static int pages_of(int context, int steps) { return (context + 4 * steps) / format.group + 2; }
 
   static cuda::device_cache<> make_cache(int layers, int batch, int context, int steps) {
     kvarn::cache_config config{
@@ -138,7 +140,7 @@ class decoder {
     // Tails of the batch, and a chunk of a prompt more, twice over for growth.
     config.exact_memory =
         std::size_t{4} * row * static_cast<std::size_t>(layers) *
-        (static_cast<std::size_t>(batch) * static_cast<std::size_t>(4 * format.group + 2 * steps) +
+        (static_cast<std::size_t>(batch) * static_cast<std::size_t>(4 * format.group + 8 * steps) +
          std::size_t{2} * (chunk + 512));
     return cuda::device_cache<>::make(config, cuda_decode::cache_launchers(), nullptr,
                                       {.seal_tiles = std::max(batch, chunk / format.group)})
@@ -261,7 +263,7 @@ int main(int argc, char** argv) try {
   CLI11_PARSE(app, argc, argv);
 
   const double speed = copy_speed();
-  decoder model(layers, batch, context, 4 * steps);
+  decoder model(layers, batch, context, steps);
   std::printf("%d layers, %d sequences of %d tokens, %d query and %d KV heads of 128; K2V2\n",
               layers, batch, context, query_heads, kv_heads);
   std::printf("%-34s %9s %9s %7s\n", "microseconds per step", "average", "longest", "tiles");

@@ -394,9 +394,8 @@ class attention_block {
           };
         });
       }
-      if constexpr (Blocks == 1) {
-        leave_sums(step, leaf, state[0], sum[0]);
-      } else {
+      if constexpr (Blocks == 1) leave_sums(step, leaf, state[0], sum[0]);
+      if constexpr (Blocks > 1) {
 #pragma unroll
         for (int b = 0; b < Blocks; ++b) {
           leave_sums(step + b, leaf, state[b], sum[b]);
@@ -456,6 +455,8 @@ class attention_block {
   __device__ void join_parts(int step) {
     shared_barrier(&barriers_.ready[step & p_.lag]).wait(step >> p_.lag);
     const int row = warp_ / warps_per_row;
+    const int chunk = joined_chunk_;
+    const int summed = summed_;
     // A lane has one leaf.
     const softmax_state mine = part_state(step, lane_index() & 7, row);
     const auto value_of = [&](int leaf, int pair) {
@@ -488,10 +489,14 @@ class attention_block {
       });
     }
     shared_barrier(&barriers_.free[step & p_.lag]).arrive();
+    joined_block_ = joined_block_ + 4 < work_.padded ? joined_block_ + 4 : 0;
+    if (joined_block_ == 0) return;
+    joined_chunk_ = chunk;  // the next four rows begin with the same
+    summed_ = summed;
   }
 
-  // Joins row `row` of the next four rows of a chunk to its section; where that (or, with the
-  // sequence cut finely, the chunk) ends, stores it or joins it to the total.
+  // Joins row `row` of four rows of a chunk to its section; where that (or, with the sequence cut
+  // finely, the chunk) ends, stores it or joins it to the total.
   template <class Value>
   __device__ void join_chunk(softmax_state state, int row, Value value_of) {
     const int block = joined_block_;
@@ -538,12 +543,8 @@ class attention_block {
         *reinterpret_cast<softmax_state*>(stored + layout::value_dim) = state;
     }
     __syncwarp();
-    joined_block_ += 4;
-    if (joined_block_ >= work_.padded) {
-      joined_block_ = 0;
-      ++joined_chunk_;
-      summed_ = ends ? 0 : summed_ + 1;
-    }
+    ++joined_chunk_;
+    summed_ = ends ? 0 : summed_ + 1;
   }
 
   // Where a row of a partial sum is kept for the combining kernel.
