@@ -30,6 +30,9 @@ class thread_pool {
   thread_pool(const thread_pool&) = delete;
   thread_pool& operator=(const thread_pool&) = delete;
 
+  // The caller's among them.
+  int threads() const { return static_cast<int>(workers_.size()) + 1; }
+
   // Calls f(0) .. f(count - 1) and returns when all are done.
   template <class F>
   void operator()(std::size_t count, const F& f) const {
