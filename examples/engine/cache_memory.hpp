@@ -41,17 +41,12 @@ class cache_memory : public kv_memory {
   }
 
   void attend(int layer, const attention_step& step) override {
-    append(layer, step.keys, step.values, step.tokens);
+    append(layer, kvarn::token_major(step.keys, model_.kv_heads, model_.head_dim),
+           kvarn::token_major(step.values, model_.kv_heads, model_.head_dim), step.tokens);
     // The queries count for the group that they stand in: it is sealed after them.
-    observe(layer, step.queries, step.tokens);
-    const kvarn::cache_queries<float, float> queries{
-        kvarn::token_major(step.queries, model_.query_heads, model_.head_dim),
-        kvarn::token_major(step.out, model_.query_heads, model_.head_dim), step.tokens};
-    kvarn::attention_options options;
-    options.softmax_scale = 1.0f / std::sqrt(static_cast<float>(model_.head_dim));
-    options.precision = choice_.precision;
-    cache_.attend(std::span(&id_, 1), layer, std::span(&queries, 1), options, workspace_, *pool_)
-        .or_throw();
+    observe(layer, kvarn::token_major(step.queries, model_.query_heads, model_.head_dim),
+            step.tokens);
+    attend_appended(layer, step);
   }
 
   void commit() override {
@@ -62,16 +57,21 @@ class cache_memory : public kv_memory {
   std::int64_t length() const override { return cache_.length(id_); }
 
   // The parts of attend, for who feeds the cache otherwise.
-  void append(int layer, const float* keys, const float* values, int tokens) {
-    cache_
-        .append(id_, layer, kvarn::token_major(keys, model_.kv_heads, model_.head_dim),
-                kvarn::token_major(values, model_.kv_heads, model_.head_dim), tokens)
-        .or_throw();
+  void append(int layer, kvarn::heads_view<const float> keys,
+              kvarn::heads_view<const float> values, int tokens) {
+    cache_.append(id_, layer, keys, values, tokens).or_throw();
   }
-  void observe(int layer, const float* queries, int tokens) {
-    cache_
-        .observe(id_, layer, kvarn::token_major(queries, model_.query_heads, model_.head_dim),
-                 tokens)
+  void observe(int layer, kvarn::heads_view<const float> queries, int tokens) {
+    cache_.observe(id_, layer, queries, tokens).or_throw();
+  }
+  void attend_appended(int layer, const attention_step& step) {
+    const kvarn::cache_queries<float, float> queries{
+        kvarn::token_major(step.queries, model_.query_heads, model_.head_dim),
+        kvarn::token_major(step.out, model_.query_heads, model_.head_dim), step.tokens};
+    kvarn::attention_options options;
+    options.softmax_scale = 1.0f / std::sqrt(static_cast<float>(model_.head_dim));
+    options.precision = choice_.precision;
+    cache_.attend(std::span(&id_, 1), layer, std::span(&queries, 1), options, workspace_, *pool_)
         .or_throw();
   }
   // Forgets all tokens from `position` on.

@@ -1,0 +1,92 @@
+#include "method.hpp"
+
+#include <array>
+#include <stdexcept>
+#include <utility>
+
+#include "kvarn/baselines/baselines.hpp"
+#include "kvarn/format/tile_layout.hpp"
+
+namespace kvarn_eval {
+
+namespace {
+
+constexpr std::array encoders{
+    std::pair{std::string_view("paper"), kvarn::encoder::paper},
+    std::pair{std::string_view("tuned"), kvarn::encoder::tuned},
+    std::pair{std::string_view("query_aware"), kvarn::encoder::query_aware},
+};
+
+std::string with_bits(std::string_view name, int key_bits, int value_bits) {
+  return std::string(name) + "_k" + std::to_string(key_bits) + "v" + std::to_string(value_bits);
+}
+
+// Cuts "_kXvY" off a name.
+bool cut_bits(std::string_view& name, int& key_bits, int& value_bits) {
+  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
+  if (name.size() < 5) return false;
+  const std::string_view end = name.substr(name.size() - 5);
+  if (end[0] != '_' || end[1] != 'k' || end[3] != 'v' || !digit(end[2]) || !digit(end[4]))
+    return false;
+  key_bits = end[2] - '0';
+  value_bits = end[4] - '0';
+  name.remove_suffix(end.size());
+  return true;
+}
+
+}  // namespace
+
+method find_method(std::string_view name) {
+  method m{.name = std::string(name)};
+  if (name == "fp16") return m;
+  const bool has_bits = cut_bits(name, m.key_bits, m.value_bits);
+  for (const auto& [known, encoder] : encoders)
+    if (has_bits && known == name) {
+      m.kind = storage::packed;
+      m.encoder = encoder;
+      return m;
+    }
+  m.kind = storage::baseline;
+  m.baseline = kvarn::find_baseline(name);
+  if (m.baseline != nullptr) return m;
+
+  std::string known = "fp16";
+  for (const auto& entry : encoders) known += " " + with_bits(entry.first, 2, 2);
+  for (const kvarn::baseline& b : kvarn::baselines) known += " " + std::string(b.name);
+  throw std::runtime_error("method is '" + m.name + "'; allowed are " + known +
+                           ", with other bits as _k4v2 at the end");
+}
+
+std::vector<std::string> all_method_names() {
+  std::vector<std::string> names;
+  for (const kvarn::baseline& b : kvarn::baselines) names.emplace_back(b.name);
+  for (const auto& bits : {std::pair{2, 2}, {4, 2}, {3, 3}, {4, 4}})
+    for (const auto& entry : encoders)
+      names.push_back(with_bits(entry.first, bits.first, bits.second));
+  names.emplace_back("fp16");
+  return names;
+}
+
+kvarn::baseline_settings settings_of(const method& m, const layout& l, int head_dim,
+                                     kvarn::tile_kind kind) {
+  return {.kind = kind,
+          .bits = kind == kvarn::tile_kind::key ? m.key_bits : m.value_bits,
+          .head_dim = head_dim,
+          .token_group = l.group};
+}
+
+double bits_per_element(const method& m, const layout& l, int head_dim) {
+  if (m.kind == storage::exact) return 16;
+  if (m.kind == storage::packed) {
+    kvarn::cache_format format{.key_bits = m.key_bits, .value_bits = m.value_bits};
+    format.key_head_dim = format.value_head_dim = head_dim;
+    format.group = l.group;
+    return 8.0 * static_cast<double>(format.page_bytes(1)) / (2.0 * l.group * head_dim);
+  }
+  double sum = 0;
+  for (const auto kind : {kvarn::tile_kind::key, kvarn::tile_kind::value})
+    sum += m.baseline->bits_per_element(settings_of(m, l, head_dim, kind));
+  return sum / 2;
+}
+
+}  // namespace kvarn_eval
