@@ -2,7 +2,6 @@
 #pragma once
 
 #include <Eigen/Core>
-#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -14,9 +13,9 @@ namespace kvarn_engine {
 // Row-major, [rows][cols].
 using float_matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-// The whole tensor, rows() x cols(); one dimension gives one row. Types: F32, F16, BF16, Q4_0,
-// Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q6_K. Errors: invalid_format for another type (names it),
-// out_of_memory.
+// The whole tensor, rows() x cols(); a tensor of one dimension is one row. Types: F32, F16, BF16,
+// Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q6_K. Errors: invalid_format for another type (names it and
+// the tensor), out_of_memory.
 kvarn::result<float_matrix> dequantize(const gguf_tensor& tensor);
 
 // One row into `out`. Errors: as above; invalid_argument unless row < rows() and out.size() is

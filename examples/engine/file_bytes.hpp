@@ -1,18 +1,10 @@
 // The bytes of a file, mapped read-only, or handed over in memory.
 #pragma once
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <cstddef>
-#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "kvarn/error.hpp"
@@ -23,11 +15,7 @@ namespace kvarn_engine {
 class file_bytes {
  public:
   file_bytes() = default;
-  explicit file_bytes(std::vector<std::byte> bytes) {
-    auto owner = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
-    bytes_ = *owner;
-    owner_ = std::move(owner);
-  }
+  explicit file_bytes(std::vector<std::byte> bytes);
 
   // Maps a regular file. Precondition: nobody shortens it meanwhile; reading what is gone kills
   // the process (SIGBUS). Errors (invalid_argument) name the path and the system's reason.
@@ -39,35 +27,5 @@ class file_bytes {
   std::shared_ptr<const void> owner_;
   std::span<const std::byte> bytes_;
 };
-
-// implementation
-
-inline kvarn::result<file_bytes> file_bytes::map(const std::string& path) {
-  const auto failure = [&path](const std::string& what) {
-    return kvarn::status(kvarn::error_code::invalid_argument, path + ": " + what);
-  };
-  struct descriptor {
-    int number;
-    ~descriptor() {
-      if (number >= 0) close(number);
-    }
-  };
-  // Not to wait for a writer where the path is a pipe.
-  const descriptor file{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-  if (file.number < 0) return failure(std::string("cannot be opened: ") + std::strerror(errno));
-  struct stat facts {};
-  if (fstat(file.number, &facts) != 0)
-    return failure(std::string("cannot be examined: ") + std::strerror(errno));
-  if (!S_ISREG(facts.st_mode)) return failure("is not a regular file");
-  file_bytes mapped;
-  const auto size = static_cast<std::size_t>(facts.st_size);
-  if (size == 0) return mapped;  // nothing to map
-  void* const start = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.number, 0);
-  if (start == MAP_FAILED) return failure(std::string("cannot be mapped: ") + std::strerror(errno));
-  mapped.owner_ = std::shared_ptr<const void>(
-      start, [size](const void* bytes) { munmap(const_cast<void*>(bytes), size); });
-  mapped.bytes_ = {static_cast<const std::byte*>(start), size};
-  return mapped;
-}
 
 }  // namespace kvarn_engine

@@ -1,7 +1,6 @@
 // The element types of tensors in GGUF files: names and sizes of blocks.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -32,19 +31,23 @@ struct ggml_block {
 
 // Every type that files have, also those that dequantize() does not read: the reader must know
 // where their bytes end. A type that is not here refuses the file.
-inline constexpr std::array<ggml_block, 31> ggml_blocks{{
-    {0, "F32", 1, 4},         {1, "F16", 1, 2},         {2, "Q4_0", 32, 2 + 16},
-    {3, "Q4_1", 32, 4 + 16},  {6, "Q5_0", 32, 6 + 16},  {7, "Q5_1", 32, 8 + 16},
-    {8, "Q8_0", 32, 2 + 32},  {9, "Q8_1", 32, 4 + 32},  {10, "Q2_K", 256, 84},
-    {11, "Q3_K", 256, 110},   {12, "Q4_K", 256, 144},   {13, "Q5_K", 256, 176},
-    {14, "Q6_K", 256, 210},   {15, "Q8_K", 256, 292},   {16, "IQ2_XXS", 256, 66},
-    {17, "IQ2_XS", 256, 74},  {18, "IQ3_XXS", 256, 98}, {19, "IQ1_S", 256, 50},
-    {20, "IQ4_NL", 32, 18},   {21, "IQ3_S", 256, 110},  {22, "IQ2_S", 256, 82},
-    {23, "IQ4_XS", 256, 136}, {24, "I8", 1, 1},         {25, "I16", 1, 2},
-    {26, "I32", 1, 4},        {27, "I64", 1, 8},        {28, "F64", 1, 8},
-    {29, "IQ1_M", 256, 56},   {30, "BF16", 1, 2},       {34, "TQ1_0", 256, 54},
-    {35, "TQ2_0", 256, 66},
-}};
+inline constexpr ggml_block ggml_blocks[] = {
+    {0, "F32", 1, 4},         {1, "F16", 1, 2},
+    {2, "Q4_0", 32, 2 + 16},  {3, "Q4_1", 32, 4 + 16},
+    {6, "Q5_0", 32, 6 + 16},  {7, "Q5_1", 32, 8 + 16},
+    {8, "Q8_0", 32, 2 + 32},  {10, "Q2_K", 256, 84},
+    {11, "Q3_K", 256, 110},   {12, "Q4_K", 256, 4 + 12 + 128},
+    {13, "Q5_K", 256, 176},   {14, "Q6_K", 256, 128 + 64 + 16 + 2},
+    {16, "IQ2_XXS", 256, 66}, {17, "IQ2_XS", 256, 74},
+    {18, "IQ3_XXS", 256, 98}, {19, "IQ1_S", 256, 50},
+    {20, "IQ4_NL", 32, 18},   {21, "IQ3_S", 256, 110},
+    {22, "IQ2_S", 256, 82},   {23, "IQ4_XS", 256, 136},
+    {24, "I8", 1, 1},         {25, "I16", 1, 2},
+    {26, "I32", 1, 4},        {27, "I64", 1, 8},
+    {28, "F64", 1, 8},        {29, "IQ1_M", 256, 56},
+    {30, "BF16", 1, 2},       {34, "TQ1_0", 256, 54},
+    {35, "TQ2_0", 256, 66},   {39, "MXFP4", 32, 17},
+};
 
 // Null for a number that is no type.
 constexpr const ggml_block* find_block(ggml_type type) {
