@@ -54,11 +54,13 @@ class cache_memory : public kv_memory {
     cache_.seal(id_, std::numeric_limits<int>::max(), workspace_, *pool_, pool_->threads()).value();
   }
 
+  void discard() override { cache_.truncate(id_, length()).or_throw(); }
+
   std::int64_t length() const override { return cache_.length(id_); }
 
   // The parts of attend, for who feeds the cache otherwise.
-  void append(int layer, kvarn::heads_view<const float> keys,
-              kvarn::heads_view<const float> values, int tokens) {
+  void append(int layer, kvarn::heads_view<const float> keys, kvarn::heads_view<const float> values,
+              int tokens) {
     cache_.append(id_, layer, keys, values, tokens).or_throw();
   }
   void observe(int layer, kvarn::heads_view<const float> queries, int tokens) {
@@ -74,9 +76,6 @@ class cache_memory : public kv_memory {
     cache_.attend(std::span(&id_, 1), layer, std::span(&queries, 1), options, workspace_, *pool_)
         .or_throw();
   }
-  // Forgets all tokens from `position` on.
-  void truncate(std::int64_t position) { cache_.truncate(id_, position).or_throw(); }
-
   const kvarn::kv_cache<T>& cache() const { return cache_; }
   kvarn::sequence_id id() const { return id_; }
 

@@ -14,7 +14,8 @@ struct attention_step {
   float* out = nullptr;            // [tokens][query_heads][head_dim]
 };
 
-// A step: attend once in every layer, in order, with the same number of tokens; then commit.
+// A step: attend once in every layer, in order, with the same number of tokens; then commit or
+// discard.
 class kv_memory {
  public:
   virtual ~kv_memory() = default;
@@ -25,6 +26,9 @@ class kv_memory {
 
   // Ends the step. Complete groups of tokens may be quantised now, and only now.
   virtual void commit() = 0;
+
+  // Forgets the tokens of the step.
+  virtual void discard() = 0;
 
   // Committed tokens: the position of the next one.
   virtual std::int64_t length() const = 0;

@@ -32,7 +32,8 @@ class config_reader {
     c.rope_base = file_.find<float>(key("rope.freq_base")).value().value_or(10000.0f);
     // GGUF files of llama have the rows of queries and keys permuted for neighbouring pairs.
     c.pairing = architecture_ == "llama" ? rope_pairing::neighbours : rope_pairing::halves;
-    c.vocabulary = to_int("token_embd.weight", file_.get_tensor("token_embd.weight").value().rows());
+    c.vocabulary =
+        to_int("token_embd.weight", file_.get_tensor("token_embd.weight").value().rows());
     if (c.query_heads < 1) refuse(key("attention.head_count") + " is 0; it must be positive");
     c.head_dim = count("attention.key_length", c.hidden / c.query_heads);
     refuse_unsupported(c);
@@ -91,8 +92,8 @@ matrix load_matrix(const gguf_file& file, const std::string& name, int rows, int
     throw std::runtime_error("model: tensor " + name + " is " + std::to_string(tensor.rows()) +
                              " x " + std::to_string(tensor.cols()) + "; it must be " +
                              std::to_string(rows) + " x " + std::to_string(cols));
-  matrix m{rows, cols, std::vector<float>(static_cast<std::size_t>(rows) *
-                                          static_cast<std::size_t>(cols))};
+  matrix m{rows, cols,
+           std::vector<float>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols))};
   for (int r = 0; r < rows; ++r) {
     const auto width = static_cast<std::size_t>(cols);
     dequantize_row(tensor, static_cast<std::uint64_t>(r),
@@ -114,8 +115,7 @@ layer_weights load_layer(const gguf_file& file, const model_config& c, int layer
   const auto load_bias = [&](const char* name, int count) {
     const std::string full = prefix + name + ".bias";
     // Files of qwen2 must have them; some of llama have them.
-    if (c.architecture != "qwen2" && file.find_tensor(full) == nullptr)
-      return std::vector<float>();
+    if (c.architecture != "qwen2" && file.find_tensor(full) == nullptr) return std::vector<float>();
     return load_vector(file, full, count);
   };
   if (file.find_tensor(prefix + "attn_output.bias") != nullptr)

@@ -93,6 +93,10 @@ void transformer::forward(std::span<const int> tokens, kv_memory& memory, float*
     feed_forward_block(w, count);
   }
   rms_norm(residual_.data(), count, weights_->output_norm, c.rms_epsilon, hidden);
+}
+
+void transformer::advance(std::span<const int> tokens, kv_memory& memory, float* hidden) {
+  forward(tokens, memory, hidden);
   const auto start = std::chrono::steady_clock::now();
   memory.commit();
   commit_seconds_ += seconds_since(start);
@@ -139,7 +143,7 @@ void transformer::prefill(
     const auto step =
         tokens.subspan(first, (std::min)(static_cast<std::size_t>(chunk), tokens.size() - first));
     hidden.resize(step.size() * static_cast<std::size_t>(config().hidden));
-    forward(step, memory, hidden.data());
+    advance(step, memory, hidden.data());
     done(first, hidden);
   }
 }

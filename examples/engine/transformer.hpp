@@ -28,10 +28,13 @@ class transformer {
 
   const model_config& config() const { return weights_->config; }
 
-  // One step: the tokens go through all layers at once, at positions memory.length() and up, and
-  // are committed. Writes their final hidden states, after the output norm, to `hidden`:
+  // One step, to be committed or discarded: the tokens go through all layers at once, at positions
+  // memory.length() and up. Writes their final hidden states, after the output norm, to `hidden`:
   // [tokens][hidden]. Throws std::runtime_error for a token outside of the vocabulary.
   void forward(std::span<const int> tokens, kv_memory& memory, float* hidden);
+
+  // The same, and commits.
+  void advance(std::span<const int> tokens, kv_memory& memory, float* hidden);
 
   // Many tokens in steps of at most `chunk`. `done` gets the tokens of a step before it and their
   // hidden states.
@@ -41,7 +44,7 @@ class transformer {
   // [tokens][vocabulary] from [tokens][hidden].
   void logits(const float* hidden, int tokens, float* out) const;
 
-  // Seconds that all calls of forward spent in memory.attend and in memory.commit.
+  // Seconds that all calls spent in memory.attend and in memory.commit.
   double attention_seconds() const { return attention_seconds_; }
   double commit_seconds() const { return commit_seconds_; }
 

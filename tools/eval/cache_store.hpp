@@ -32,6 +32,8 @@ class cache_store : public measured_memory {
     memory_.commit();
   }
 
+  void discard() override { memory_.discard(); }
+
   std::int64_t length() const override { return memory_.length(); }
 
   void reconstruct(int layer, int head, kvarn::tile_kind kind,
@@ -62,7 +64,7 @@ class cache_store : public measured_memory {
   // The run's own tokens of this step are forgotten, as a draft that was rejected.
   void store_recorded() {
     const std::int64_t first = memory_.length();
-    memory_.truncate(first);
+    memory_.discard();
     for (int layer = 0; layer < model_.layers; ++layer) {
       memory_.append(layer, view(stored_->keys, layer, first), view(stored_->values, layer, first),
                      step_tokens_);

@@ -18,14 +18,14 @@ constexpr int measured_positions = 32;
 }  // namespace
 
 std::unique_ptr<measured_memory> make_memory(const kvarn_engine::model_config& model,
-                                             const layout& l, const method& m, int most_tokens,
+                                             const layout& l, const method* m, int most_tokens,
                                              const recording* stored,
                                              const kvarn_examples::thread_pool& pool) {
-  if (m.kind == storage::baseline)
-    return std::make_unique<row_store>(model, l, &m, most_tokens, stored, pool);
-  if (m.kind == storage::exact)
-    return std::make_unique<cache_store<kvarn::float16>>(model, l, m, most_tokens, stored, pool);
-  return std::make_unique<cache_store<float>>(model, l, m, most_tokens, stored, pool);
+  if (m == nullptr || m->kind == storage::baseline)
+    return std::make_unique<row_store>(model, l, m, most_tokens, stored, pool);
+  if (m->kind == storage::exact)
+    return std::make_unique<cache_store<kvarn::float16>>(model, l, *m, most_tokens, stored, pool);
+  return std::make_unique<cache_store<float>>(model, l, *m, most_tokens, stored, pool);
 }
 
 exact_run::exact_run(kvarn_engine::transformer& model, const layout& l, std::vector<int> tokens,
@@ -37,7 +37,7 @@ exact_run::exact_run(kvarn_engine::transformer& model, const layout& l, std::vec
       first_scored_(first_scored),
       pool_(&pool),
       store_(std::make_unique<row_store>(model.config(), l, nullptr,
-                                         static_cast<int>(tokens_.size()), nullptr, pool)) {
+                                         static_cast<int>(tokens_.size()), nullptr, pool, true)) {
   const auto vocabulary = static_cast<std::size_t>(model.config().vocabulary);
   hidden_.reserve(tokens_.size() * static_cast<std::size_t>(model.config().hidden));
   std::vector<float> logits, nll(tokens_.size() - 1);
@@ -97,14 +97,14 @@ token_scores exact_run::score(measured_memory& memory, const progress& report) {
 
 token_scores exact_run::pseudo_decode(const method& m, const progress& report) {
   const auto memory =
-      make_memory(model_->config(), layout_, m, static_cast<int>(tokens_.size()), nullptr, *pool_);
+      make_memory(model_->config(), layout_, &m, static_cast<int>(tokens_.size()), nullptr, *pool_);
   return score(*memory, report);
 }
 
 token_scores exact_run::static_run(const method& m, std::vector<head_errors>* heads,
                                    const progress& report) {
   const auto memory =
-      make_memory(model_->config(), layout_, m, static_cast<int>(tokens_.size()), &rows(), *pool_);
+      make_memory(model_->config(), layout_, &m, static_cast<int>(tokens_.size()), &rows(), *pool_);
   token_scores scores = score(*memory, report);
   if (heads != nullptr) *heads = errors_of_heads(*memory);
   return scores;

@@ -71,9 +71,9 @@ class exact_run {
   std::vector<float> nll_, skipped_nll_;
 };
 
-// The memory that a method stores a window in; `stored` as in row_store.
+// The memory that a method stores a window in, null: exact rows; `stored` as in row_store.
 std::unique_ptr<measured_memory> make_memory(const kvarn_engine::model_config& model,
-                                             const layout& l, const method& m, int most_tokens,
+                                             const layout& l, const method* m, int most_tokens,
                                              const recording* stored,
                                              const kvarn_examples::thread_pool& pool);
 

@@ -22,6 +22,7 @@
 #include "method.hpp"
 #include "progress_bar.hpp"
 #include "results.hpp"
+#include "retrieval.hpp"
 #include "statistics.hpp"
 #include "windows.hpp"
 
@@ -42,6 +43,8 @@ struct arguments {
   int threads = 2;
   bool with_static = false;
   bool fresh = false;
+  bool retrieval = false;
+  std::vector<int> retrieval_lines;
 };
 
 void add_options(CLI::App& app, arguments& a) {
@@ -79,6 +82,13 @@ void add_options(CLI::App& app, arguments& a) {
   app.add_flag("--static", a.with_static,
                "Run each method on the keys and values of the exact run too: errors of layers and "
                "heads, and how much of the KL is accumulated");
+  auto* retrieval = app.add_flag(
+      "--retrieval", a.retrieval,
+      "Line retrieval too, with 20 lines, twice as many, and so on, as the model's context holds");
+  app.add_option("--retrieval-lines", a.retrieval_lines, "Numbers of lines for --retrieval")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 16))
+      ->needs(retrieval);
   app.add_flag("--fresh", a.fresh, "Compute everything again");
 }
 
@@ -150,6 +160,54 @@ class window_runner {
   kvarn_eval::progress_bar& bar_;
 };
 
+// Every method on the same lines, and exact rows first, which says what the model can do at all.
+nlohmann::ordered_json retrieve(const arguments& a, const std::vector<kvarn_eval::method>& methods,
+                                const kvarn_engine::tokenizer& vocabulary,
+                                kvarn_engine::transformer& model,
+                                const kvarn_examples::thread_pool& pool,
+                                const kvarn_eval::result_folder& folder) {
+  const std::vector<int> sizes =
+      a.retrieval_lines.empty() ? kvarn_eval::retrieval_sizes(vocabulary, model.config().context)
+                                : a.retrieval_lines;
+  kvarn_eval::progress_bar bar(static_cast<int>(sizes.size() * (methods.size() + 1)));
+  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+  std::string weak;
+  for (std::size_t i = 0; i <= methods.size(); ++i) {
+    const kvarn_eval::method* const m = i == 0 ? nullptr : &methods[i - 1];
+    const std::string name = m == nullptr ? "exact" : m->name;
+    nlohmann::ordered_json results = nlohmann::ordered_json::array();
+    for (const int lines : sizes) {
+      const std::string file = "lines" + std::to_string(lines) + "." + name;
+      const nlohmann::ordered_json settings{
+          {"model", std::filesystem::path(a.model).filename().string()},
+          {"sink", a.stored.sink},
+          {"group", a.stored.group}};
+      auto result = a.fresh ? nullptr : folder.load_other(file, settings);
+      if (result.is_null()) {
+        bar.start(std::to_string(lines) + " lines " + name);
+        const auto r = kvarn_eval::run_retrieval(model, vocabulary, a.stored, m, lines, pool,
+                                                 [&](double done) { bar.update(done); });
+        bar.finish(std::to_string(r.right) + " of " + std::to_string(r.questions) + " right");
+        result = kvarn_eval::to_json(r);
+        folder.save_other(file, settings, result);
+      } else {
+        bar.skip();
+      }
+      if (m == nullptr && result.at("right") != result.at("questions"))
+        weak += (weak.empty() ? "" : ", ") + std::to_string(lines) + " (" +
+                result.at("right").dump() + " of " + result.at("questions").dump() + ")";
+      results.push_back(result);
+    }
+    all.push_back({{"name", name}, {"results", results}});
+  }
+  if (!weak.empty())
+    std::printf(
+        "line retrieval: the model itself, with an exact cache, fails with these numbers of lines: "
+        "%s\n",
+        weak.c_str());
+  return all;
+}
+
 void run(arguments a) {
   if (a.methods.empty() || a.methods == std::vector<std::string>{"all"})
     a.methods = kvarn_eval::all_method_names();
@@ -191,6 +249,7 @@ void run(arguments a) {
       runner.run(w, key, methods, all);
     }
   }
+  if (a.retrieval) all.retrieval = retrieve(a, methods, vocabulary, model, pool, folder);
   kvarn_eval::write_file(folder.path() / "report.json", kvarn_eval::to_json(all).dump(1) + "\n");
   kvarn_eval::write_file(folder.path() / "report.csv", kvarn_eval::to_csv(all));
   for (std::size_t w = 0; w < all.windows.size(); ++w)

@@ -196,6 +196,17 @@ void result_folder::save(const window_key& window, const std::string& method,
   write_file(file_of(window, method), j.dump());
 }
 
+json result_folder::load_other(const std::string& name, const json& settings) const {
+  const json j = load_json(file_of({name, {}}, "result"), settings);
+  return j.is_null() ? j : j.value("result", json());
+}
+
+void result_folder::save_other(const std::string& name, const json& settings,
+                               const json& result) const {
+  write_file(file_of({name, {}}, "result"),
+             json{{"settings", settings}, {"result", result}}.dump());
+}
+
 json to_json(const evaluation& all) {
   json report{{"settings", all.settings}, {"windows", json::array()}, {"methods", json::array()}};
   for (std::size_t w = 0; w < all.windows.size(); ++w) {

@@ -51,6 +51,12 @@ class result_folder {
   void save_exact(const window_key& window, const exact_result& result) const;
   void save(const window_key& window, const std::string& method, const method_result& result) const;
 
+  // The same for results of another kind, under a name of their own; null where there are none.
+  nlohmann::ordered_json load_other(const std::string& name,
+                                    const nlohmann::ordered_json& settings) const;
+  void save_other(const std::string& name, const nlohmann::ordered_json& settings,
+                  const nlohmann::ordered_json& result) const;
+
   const std::filesystem::path& path() const { return folder_; }
 
  private:

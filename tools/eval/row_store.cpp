@@ -23,14 +23,15 @@ void copy_head(const float* from, int heads, int head, int head_dim, int tokens,
 
 row_store::row_store(const kvarn_engine::model_config& model, const layout& l, const method* m,
                      int most_tokens, const recording* stored,
-                     const kvarn_examples::thread_pool& pool)
+                     const kvarn_examples::thread_pool& pool, bool keep_queries)
     : model_(model),
       layout_(l),
       method_(m),
       most_tokens_(most_tokens),
       stored_(stored),
       pool_(&pool),
-      rows_(model, most_tokens),
+      keeps_queries_(keep_queries),
+      rows_(model, most_tokens, keep_queries),
       quantised_end_(l.sink) {}
 
 void row_store::attend(int layer, const kvarn_engine::attention_step& step) {
@@ -47,7 +48,7 @@ void row_store::attend(int layer, const kvarn_engine::attention_step& step) {
     copy_head(step.values, model_.kv_heads, h, head_dim, step.tokens,
               rows_.values.at(layer, h).data() + offset);
   }
-  for (int h = 0; h < model_.query_heads; ++h)
+  for (int h = 0; keeps_queries_ && h < model_.query_heads; ++h)
     copy_head(step.queries, model_.query_heads, h, head_dim, step.tokens,
               rows_.queries.at(layer, h).data() + offset);
 

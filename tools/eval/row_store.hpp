@@ -45,10 +45,10 @@ class head_rows {
 
 // What one run has computed, after RoPE.
 struct recording {
-  recording(const kvarn_engine::model_config& model, int most_tokens)
+  recording(const kvarn_engine::model_config& model, int most_tokens, bool with_queries)
       : keys(model.layers, model.kv_heads, most_tokens, model.head_dim),
         values(model.layers, model.kv_heads, most_tokens, model.head_dim),
-        queries(model.layers, model.query_heads, most_tokens, model.head_dim) {}
+        queries(model.layers, model.query_heads, with_queries ? most_tokens : 0, model.head_dim) {}
 
   head_rows keys, values, queries;
 };
@@ -66,17 +66,20 @@ class row_store : public measured_memory {
  public:
   // Room for `most_tokens`. `m`: null for exact rows, or a baseline. `stored`: null, or a recording
   // of the same tokens whose keys and values are stored in the place of the run's own when a step
-  // ends. What a pointer points to, and the pool, must outlive the store.
+  // ends. What a pointer points to, and the pool, must outlive the store. `keep_queries`: in
+  // rows().
   row_store(const kvarn_engine::model_config& model, const layout& l, const method* m,
-            int most_tokens, const recording* stored, const kvarn_examples::thread_pool& pool);
+            int most_tokens, const recording* stored, const kvarn_examples::thread_pool& pool,
+            bool keep_queries = false);
 
   void attend(int layer, const kvarn_engine::attention_step& step) override;
   void commit() override;
+  void discard() override { step_tokens_ = 0; }
   std::int64_t length() const override { return length_; }
   void reconstruct(int layer, int head, kvarn::tile_kind kind,
                    std::span<float> rows) const override;
 
-  // Exact rows of everything that was appended, and the queries.
+  // What is stored; the queries, if they are kept.
   const recording& rows() const { return rows_; }
 
  private:
@@ -91,6 +94,7 @@ class row_store : public measured_memory {
   int most_tokens_;
   const recording* stored_;
   const kvarn_examples::thread_pool* pool_;
+  bool keeps_queries_;
   recording rows_;
   std::int64_t length_ = 0;
   int step_tokens_ = 0;    // of the step that is not committed

@@ -1,0 +1,29 @@
+#!/bin/sh
+# Makes every table and picture of docs/quality.md: fetches the model and the text, builds
+# kvarn-eval, runs all methods and draws the reports. Hours on two cores; a second call goes on
+# where the first one stopped.
+#
+#   tools/make-quality.sh [TEXT...]     other text files beside the one that is fetched
+#
+# Results: build/quality/NAME/report.json, report.csv, table.md, quality.svg, NAME that of the text.
+set -eu
+cd "$(dirname "$0")/.."
+
+model=build/data/SmolLM2-135M-Instruct.Q4_1.gguf
+tools/fetch-model.sh "$model"
+tools/fetch-text.sh build/data/opticks.txt
+cmake --preset demo
+cmake --build --preset demo --target kvarn-eval
+
+for text in build/data/opticks.txt "$@"; do
+  name=$(basename "$text" .txt)
+  out=build/quality/$name
+  # Line retrieval has texts of its own: once is enough.
+  extra=
+  [ "$name" != opticks ] || extra=--retrieval
+  build/demo/tools/eval/kvarn-eval --model "$model" --text "$text" --out "$out" \
+    --methods all --windows 5 --static $extra
+  python3 tools/plot_quality.py "$out/report.json" >"$out/table.md"
+  python3 tools/plot_quality.py "$out/report.json" "$out/quality.svg"
+  cat "$out/table.md"
+done
