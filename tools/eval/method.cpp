@@ -51,8 +51,8 @@ method find_method(std::string_view name) {
   if (m.baseline != nullptr) return m;
 
   std::string known = "fp16";
-  for (const auto& entry : encoders) known += " " + with_bits(entry.first, 2, 2);
-  for (const kvarn::baseline& b : kvarn::baselines) known += " " + std::string(b.name);
+  for (const auto& entry : encoders) known.append(" ").append(with_bits(entry.first, 2, 2));
+  for (const kvarn::baseline& b : kvarn::baselines) known.append(" ").append(b.name);
   throw std::runtime_error("method is '" + m.name + "'; allowed are " + known +
                            ", with other bits as _k4v2 at the end");
 }

@@ -169,7 +169,9 @@ std::optional<method_result> result_folder::load(const window_key& window,
   const json j = load_json(file_of(window, method), window.settings);
   if (j.is_null()) return std::nullopt;
   try {
-    method_result r{.bits = j.at("bits"), .seconds = j.at("seconds")};
+    method_result r;
+    r.bits = j.at("bits");
+    r.seconds = j.at("seconds");
     r.pseudo_decode = {j.at("kl"), j.at("nll"), flags_of(j.at("agrees"))};
     r.static_kl = j.at("static_kl").get<std::vector<float>>();
     for (const json& head : j.at("heads")) r.heads.push_back(head_of(head));
