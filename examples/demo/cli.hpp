@@ -5,6 +5,7 @@
 #include <exception>
 #include <filesystem>
 #include <ostream>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,23 @@ int run_cli(int argc, const char* const* argv, const std::string& default_data, 
             std::ostream& err);
 
 // implementation
+
+// The methods that can serve every head. Prints why others cannot.
+inline std::vector<method> methods_for(std::span<const head> heads, std::ostream& out) {
+  const std::vector<method> all = all_methods();
+  std::vector<method> methods;
+  for (const method& m : all) {
+    kvarn::status status;
+    for (const head& h : heads)
+      if (status.ok()) status = check(h, m);
+    if (status.ok())
+      methods.push_back(m);
+    else
+      out << "\nleft out: " << m.name << ", " << status.message();
+  }
+  if (methods.size() < all.size()) out << '\n';
+  return methods;
+}
 
 inline int run_cli(int argc, const char* const* argv, const std::string& default_data,
                    std::ostream& out, std::ostream& err) {
@@ -44,11 +62,11 @@ inline int run_cli(int argc, const char* const* argv, const std::string& default
   }
 
   try {
-    const auto methods = all_methods();
     const auto names = find_heads(data);
     std::vector<head> heads;  // all are read first, so that a bad file costs no waiting
     for (const auto& name : names) heads.push_back(load_head(data, name));
     print_legend(out);
+    const auto methods = methods_for(heads, out);
     std::vector<head_result> results;
     for (const head& h : heads) {
       results.push_back(evaluate_all(h, methods, repeats));

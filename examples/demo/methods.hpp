@@ -33,8 +33,11 @@ struct method {
   bool is_ours = false;  // an encoder that this library adds
 };
 
-// In the order of the table: by bits, then from the simplest to the best.
+// In the order of the table: by bits, then baselines, then from the simplest to the best.
 std::vector<method> all_methods();
+
+// Whether the method can serve the head dimensions of the head.
+kvarn::status check(const head& h, const method& m);
 
 // One of the library's encoders; the name is `encoder`_kXvY.
 method packed_method(std::string_view name, kvarn::encoder encoder, int key_bits, int value_bits);
@@ -83,30 +86,25 @@ inline std::vector<method> all_methods() {
       .scaling = kvarn::row_scaling::dual_axis_equivariant, .iterations = 1, .refits = 3};
 
   std::vector<method> methods;
-  const auto add_baseline = [&](const kvarn::baseline& b, int bits) {
-    // Two bits are what the methods were made for; their names say nothing of it.
-    const std::string digit = std::to_string(bits);
-    methods.push_back({.name = std::string(b.name) + (bits == 2 ? "" : "_k" + digit + "v" + digit),
-                       .key_bits = bits,
-                       .value_bits = bits,
-                       .baseline = &b});
-  };
-  const auto add_packed = [&](int key_bits, int value_bits) {
-    methods.push_back(packed_method("paper", kvarn::encoder::paper, key_bits, value_bits));
-    if (key_bits == 2 && value_bits == 2)
+  for (const kvarn::baseline& b : kvarn::baselines)
+    for (const kvarn::kv_bits& bits : b.widths)
+      methods.push_back({.name = kvarn::variant_name(b, bits),
+                         .key_bits = bits.key,
+                         .value_bits = bits.value,
+                         .baseline = &b});
+  for (const kvarn::kv_bits& bits : {kvarn::kv_bits{2, 2}, {4, 2}, {3, 3}, {4, 4}}) {
+    methods.push_back(packed_method("paper", kvarn::encoder::paper, bits.key, bits.value));
+    if (bits.key == 2)
       methods.push_back({.name = "refit_k2v2", .key_recipe = refit, .value_recipe = refit});
-    methods.push_back(packed_method("tuned", kvarn::encoder::tuned, key_bits, value_bits));
+    methods.push_back(packed_method("tuned", kvarn::encoder::tuned, bits.key, bits.value));
     methods.push_back(
-        packed_method("query_aware", kvarn::encoder::query_aware, key_bits, value_bits));
-  };
-  for (const kvarn::baseline& b : kvarn::baselines) add_baseline(b, 2);
-  add_packed(2, 2);
-  add_packed(4, 2);
-  for (const int bits : {3, 4}) {
-    add_baseline(kvarn::kivi, bits);
-    add_baseline(kvarn::rotation_kivi, bits);
-    add_packed(bits, bits);
+        packed_method("query_aware", kvarn::encoder::query_aware, bits.key, bits.value));
   }
+  std::stable_sort(methods.begin(), methods.end(), [](const method& a, const method& b) {
+    const int total_a = a.key_bits + a.value_bits;
+    const int total_b = b.key_bits + b.value_bits;
+    return total_a != total_b ? total_a < total_b : a.key_bits > b.key_bits;
+  });
   return methods;
 }
 
@@ -121,12 +119,16 @@ struct tensor {
   std::vector<float>& approximate;  // exact on entry
 };
 
+inline kvarn::baseline_settings settings_of(kvarn::tile_kind kind, int bits, std::size_t dim) {
+  return {.kind = kind,
+          .bits = bits,
+          .head_dim = static_cast<int>(dim),
+          .token_group = static_cast<int>(group)};
+}
+
 inline stored_size quantise_baseline(const head& h, const kvarn::baseline& baseline,
                                      const tensor& t) {
-  const kvarn::baseline_settings settings{.kind = t.kind,
-                                          .bits = t.bits,
-                                          .head_dim = static_cast<int>(t.dim),
-                                          .token_group = static_cast<int>(group)};
+  const auto settings = settings_of(t.kind, t.bits, t.dim);
   const auto exact = h.quantised_part(t.exact, t.dim);
   const auto approximate = std::span(t.approximate).subspan(sink * t.dim, exact.size());
   kvarn::quantize_dequantize(baseline, settings, exact, approximate).or_throw();
@@ -179,6 +181,14 @@ inline stored_size quantise_packed(const head& h, const kvarn::encoder_recipe& r
 }
 
 }  // namespace detail
+
+inline kvarn::status check(const head& h, const method& m) {
+  if (m.baseline == nullptr) return {};  // load_head has seen that there is a record
+  const auto keys = detail::settings_of(kvarn::tile_kind::key, m.key_bits, h.key_dim);
+  const auto values = detail::settings_of(kvarn::tile_kind::value, m.value_bits, h.value_dim);
+  const auto status = kvarn::validate(*m.baseline, keys);
+  return status.ok() ? kvarn::validate(*m.baseline, values) : status;
+}
 
 inline quantised_head quantise(const head& h, const method& m, int repeats) {
   quantised_head out;

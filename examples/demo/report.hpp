@@ -100,7 +100,7 @@ inline std::string digits(double value) {
 
 inline void print_rows(std::ostream& out, std::span<const method> methods,
                        std::span<const evaluation> evaluations) {
-  constexpr const char* header = "    %-18s %7s %9s %9s %6s %9s %9s %6s %8s\n";
+  constexpr const char* header = "    %-21s %7s %9s %9s %6s %9s %9s %6s %8s\n";
   out << format(header, "method", "bits", "K error", "V error", "E_M", "attn KL", "out error",
                 "saved", "encode")
       << format(header, "", "/elem", "rel.sq.", "rel.sq.", "%", "nats", "rel.sq.", "%", "us/tile");
@@ -112,7 +112,7 @@ inline void print_rows(std::ostream& out, std::span<const method> methods,
         (previous->key_bits != m.key_bits || previous->value_bits != m.value_bits))
       out << '\n';
     previous = &m;
-    out << format("  %c %-18s %7.4f %9s %9s %6.2f %9s %9s %6.1f %8s\n", m.is_ours ? '*' : ' ',
+    out << format("  %c %-21s %7.4f %9s %9s %6.2f %9s %9s %6.1f %8s\n", m.is_ours ? '*' : ' ',
                   m.name.c_str(), e.size().bits_per_element(), digits(e.k_rel_sq_error).c_str(),
                   digits(e.v_rel_sq_error).c_str(), 100 * e.e_m_share,
                   digits(e.attention_kl).c_str(), digits(e.output_rel_sq_error).c_str(),

@@ -47,10 +47,9 @@ KVARN_INLINE constexpr encoder_recipe recipe_of(encoder method, tile_kind kind, 
                                  : 0.95f,
             .refits = 1,
             .unbiased = true};
-  return {.range = bits == 2   ? 0.7f
-                   : bits == 3 ? 0.9f
-                               : 1.0f,
-          .error_feedback = method == encoder::query_aware};
+  const bool feedback = method == encoder::query_aware;
+  const float narrow = bits == 2 ? (feedback ? 0.8f : 0.75f) : (feedback ? 0.95f : 0.9f);
+  return {.range = bits == 4 ? 1.0f : narrow, .error_feedback = feedback};
 }
 
 }  // namespace kvarn
