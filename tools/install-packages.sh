@@ -17,7 +17,7 @@ fail() {
 }
 
 packages="g++ cmake ninja-build libgtest-dev libeigen3-dev nlohmann-json3-dev libcli11-dev
-  python3-matplotlib"
+  libpcre2-dev python3-matplotlib python3-pip"
 
 case "${1-}" in
   "") ;;

@@ -272,6 +272,24 @@ kvarn::result<gguf_file> gguf_file::parse(file_bytes bytes, const std::string& n
   });
 }
 
+const gguf_file::entry* gguf_file::find_entry(std::string_view key) const {
+  const auto at = std::ranges::lower_bound(entries_, key, {}, &entry::key);
+  return at == entries_.end() || at->key != key ? nullptr : &*at;
+}
+
+kvarn::status gguf_file::mismatch(const entry& found, const std::byte* integer,
+                                  const std::string& wanted) const {
+  std::string what = (found.is_array ? "is an array of " : "is of type ") + name_of(found.type);
+  if (integer != nullptr) {
+    const auto number = detail::load_integer<std::int64_t>(found.type, integer);
+    const auto large = detail::load_integer<std::uint64_t>(found.type, integer);
+    if (number || large)
+      what = "has the value " + (number ? std::to_string(*number) : std::to_string(*large));
+  }
+  return {kvarn::error_code::invalid_data,
+          name_ + ": " + detail::quoted(found.key) + " " + what + "; wanted: " + wanted};
+}
+
 const gguf_tensor* gguf_file::find_tensor(std::string_view name) const {
   const auto at = std::ranges::lower_bound(tensors_, name, {}, &gguf_tensor::name);
   return at == tensors_.end() || at->name != name ? nullptr : &*at;

@@ -111,6 +111,11 @@ class gguf_file {
   };
 
   static kvarn::result<gguf_file> parse(file_bytes bytes, const std::string& name);
+  const entry* find_entry(std::string_view key) const;  // null where it is absent
+  // Of an entry that is not what was wanted. `integer`: where an integer was wanted, the value that
+  // may be one out of range; otherwise null.
+  kvarn::status mismatch(const entry& found, const std::byte* integer,
+                         const std::string& wanted) const;
 
   file_bytes bytes_;
   std::uint32_t version_ = 0;
@@ -158,7 +163,7 @@ inline std::string_view load_string(const std::byte* bytes) {
 std::string quoted(std::string_view text);
 
 // The integer at `bytes` as a T, or nothing where it is none or does not fit.
-template <std::integral T>
+template <class T>
 std::optional<T> load_integer(gguf_type type, const std::byte* bytes) {
   const auto fit = [](auto value) -> std::optional<T> {
     if (!std::in_range<T>(value)) return std::nullopt;
@@ -202,6 +207,9 @@ std::optional<T> load_value(gguf_type type, const std::byte* bytes) {
   return std::nullopt;
 }
 
+template <class T>
+inline constexpr bool is_integer = std::is_integral_v<T> && !std::same_as<T, bool>;
+
 // What a T is called in messages.
 template <class T>
 std::string wanted_name() {
@@ -222,30 +230,28 @@ std::string wanted_name() {
 
 template <class T>
 kvarn::result<std::optional<T>> gguf_file::find(std::string_view key) const {
-  const auto at = std::ranges::lower_bound(entries_, key, {}, &entry::key);
-  if (at == entries_.end() || at->key != key) return std::optional<T>();
-  const auto mismatch = [&] {
-    return kvarn::status(kvarn::error_code::invalid_data,
-                         name_ + ": " + detail::quoted(key) + " is " +
-                             (at->is_array ? "an array of " : "of type ") + name_of(at->type) +
-                             " or out of range; wanted: " + detail::wanted_name<T>());
-  };
+  const entry* const at = find_entry(key);
+  if (at == nullptr) return std::optional<T>();
   if constexpr (gguf_value<T>) {
-    std::optional<T> value;
-    if (!at->is_array) value = detail::load_value<T>(at->type, at->values);
-    if (!value) return mismatch();
+    if (at->is_array) return mismatch(*at, nullptr, detail::wanted_name<T>());
+    const auto value = detail::load_value<T>(at->type, at->values);
+    if (!value)
+      return mismatch(*at, detail::is_integer<T> ? at->values : nullptr, detail::wanted_name<T>());
     return value;
   } else {
-    if (!at->is_array) return mismatch();
+    using element = typename T::value_type;
+    if (!at->is_array) return mismatch(*at, nullptr, detail::wanted_name<T>());
     T values;
     values.reserve(static_cast<std::size_t>(at->count));
     const std::byte* next = at->values;
     for (std::uint64_t i = 0; i < at->count; ++i) {
-      const auto value = detail::load_value<typename T::value_type>(at->type, next);
-      if (!value) return mismatch();
+      const auto value = detail::load_value<element>(at->type, next);
+      if (!value)
+        return mismatch(*at, detail::is_integer<element> ? next : nullptr,
+                        detail::wanted_name<T>());
       values.push_back(*value);
       next += detail::bytes_of(at->type);
-      if constexpr (std::same_as<typename T::value_type, std::string_view>) next += value->size();
+      if constexpr (std::same_as<element, std::string_view>) next += value->size();
     }
     return std::optional<T>(std::move(values));
   }
