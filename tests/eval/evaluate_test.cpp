@@ -106,6 +106,17 @@ TEST_F(Evaluation, ABaselineReplacesWholeGroupsBehindTheSink) {
   }
 }
 
+// KIVI as published: no sink, keys in groups, the newest 128 values exact.
+TEST_F(Evaluation, ANativeRuleDecidesWhatStaysExact) {
+  const method m = find_method("kivi_native");
+  row_store store(model.config(), stored, &m, tokens, nullptr, pool);
+  model.prefill(kvarn_test::random_tokens(tokens, weights.config.vocabulary), 50, store,
+                [](std::size_t, std::span<const float>) {});
+  EXPECT_EQ(store.quantised(0, kvarn::tile_kind::key).first, 0u);
+  EXPECT_EQ(store.quantised(0, kvarn::tile_kind::key).end, 256u);
+  EXPECT_EQ(store.quantised(0, kvarn::tile_kind::value).end, 202u);
+}
+
 TEST_F(Evaluation, ErrorsOfHeadsAreThoseOfTheirTiles) {
   exact_run exact = run_exact();
   for (const char* name : {"rotation_kivi", "paper_k2v2", "query_aware_k4v2"}) {
@@ -132,13 +143,20 @@ TEST_F(Evaluation, ErrorsOfHeadsAreThoseOfTheirTiles) {
 }
 
 TEST(Methods, NamesAndTrueBits) {
-  const layout l;
-  EXPECT_EQ(bits_per_element(find_method("paper_k2v2"), l, 128), 2.25);
-  EXPECT_EQ(bits_per_element(find_method("tuned_k4v2"), l, 128), 3.25);
-  EXPECT_EQ(bits_per_element(find_method("tuned_k2v2"), l, 64), 2.375);
-  EXPECT_EQ(bits_per_element(find_method("kivi"), l, 128), 2.25);
-  EXPECT_EQ(bits_per_element(find_method("kivi_k4v2"), l, 128), 3.25);
-  EXPECT_EQ(bits_per_element(find_method("fp16"), l, 128), 16);
+  const auto bits = [](const char* name, int head_dim) {
+    return bits_per_element(find_method(name), {}, 30, head_dim, 2048);
+  };
+  EXPECT_EQ(bits("paper_k2v2", 128), 2.25);
+  EXPECT_EQ(bits("tuned_k4v2", 128), 3.25);
+  EXPECT_EQ(bits("tuned_k2v2", 64), 2.375);
+  EXPECT_EQ(bits("kivi", 128), 2.25);
+  EXPECT_EQ(bits("kivi_k4v2", 128), 3.25);
+  EXPECT_EQ(bits("q4_0", 128), 4.5);
+  EXPECT_EQ(bits("fp16", 128), 16);
+  // Of 2048 tokens all keys are quantised, of the values all but 128.
+  EXPECT_NEAR(bits("kivi_native", 128), 2.25 + (16 - 2.25) / 16 / 2, 1e-12);
+  // 26 of 30 layers are quantised.
+  EXPECT_NEAR(bits("turbo_vllm_native", 128), (26 * bits("turbo_vllm", 128) + 4 * 16) / 30, 1e-12);
   for (const std::string& name : all_method_names()) EXPECT_EQ(find_method(name).name, name);
   try {
     find_method("kiwi");

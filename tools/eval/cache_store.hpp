@@ -36,6 +36,14 @@ class cache_store : public measured_memory {
 
   std::int64_t length() const override { return memory_.length(); }
 
+  kvarn::token_range quantised(int layer, kvarn::tile_kind) const override {
+    const auto& table = memory_.cache().table();
+    if (table.is_exact_layer(layer)) return {};
+    const auto extent = table.extent(memory_.id(), layer);
+    return {static_cast<std::size_t>(extent.sink_count),
+            static_cast<std::size_t>(extent.tail_position)};
+  }
+
   void reconstruct(int layer, int head, kvarn::tile_kind kind,
                    std::span<float> rows) const override {
     const auto& cache = memory_.cache();

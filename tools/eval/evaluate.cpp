@@ -116,11 +116,7 @@ std::vector<head_errors> exact_run::errors_of_heads(const measured_memory& memor
   const auto shared = static_cast<std::size_t>(c.query_heads / c.kv_heads);
   const auto tokens = tokens_.size();
   const auto positions = (std::min)(tokens, std::size_t{measured_positions});
-  const auto sink = static_cast<std::size_t>(layout_.sink);
-  const auto group = static_cast<std::size_t>(layout_.group);
-  const std::size_t quantised = tokens > sink ? (tokens - sink) / group * group : 0;
   std::vector<head_errors> all(static_cast<std::size_t>(c.layers * c.kv_heads));
-  if (quantised == 0) return {};
 
   (*pool_)(all.size(), [&](std::size_t i) {
     head_errors& e = all[i];
@@ -133,13 +129,17 @@ std::vector<head_errors> exact_run::errors_of_heads(const measured_memory& memor
     memory.reconstruct(e.layer, e.head, kvarn::tile_kind::key, approx_keys);
     memory.reconstruct(e.layer, e.head, kvarn::tile_kind::value, approx_values);
 
-    const auto part = [&](std::span<const float> rows) {
-      return rows.subspan(sink * width, quantised * width);
+    const auto part = [&](std::span<const float> rows, kvarn::tile_kind kind) {
+      const kvarn::token_range range = memory.quantised(e.layer, kind);
+      return rows.subspan(range.first * width, range.count() * width);
     };
-    e.key = kvarn::relative_squared_error(part(keys), part(approx_keys));
-    e.value = kvarn::relative_squared_error(part(values), part(approx_values));
-    e.magnitude_share = kvarn::split_error(part(keys), part(approx_keys), width).magnitude_share();
-    e.token_scale = kvarn::mean_norm_error(part(keys), part(approx_keys), width);
+    const auto k = part(keys, kvarn::tile_kind::key);
+    const auto approx_k = part(approx_keys, kvarn::tile_kind::key);
+    e.key = kvarn::relative_squared_error(k, approx_k);
+    e.value = kvarn::relative_squared_error(part(values, kvarn::tile_kind::value),
+                                            part(approx_values, kvarn::tile_kind::value));
+    e.magnitude_share = kvarn::split_error(k, approx_k, width).magnitude_share();
+    e.token_scale = kvarn::mean_norm_error(k, approx_k, width);
 
     std::vector<float> queries;  // [positions][shared][head_dim]
     for (std::size_t p = tokens - positions; p < tokens; ++p)

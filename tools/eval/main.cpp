@@ -139,7 +139,8 @@ class window_runner {
     bar_.start(key.name + " " + m.name);
     const auto start = std::chrono::steady_clock::now();
     kvarn_eval::method_result result;
-    result.bits = kvarn_eval::bits_per_element(m, a_.stored, model_.config().head_dim);
+    result.bits = kvarn_eval::bits_per_element(m, a_.stored, model_.config().layers,
+                                               model_.config().head_dim, a_.window);
     result.pseudo_decode = exact.pseudo_decode(m, update());
     result.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

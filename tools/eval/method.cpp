@@ -39,32 +39,50 @@ bool cut_bits(std::string_view& name, int& key_bits, int& value_bits) {
 method find_method(std::string_view name) {
   method m{.name = std::string(name)};
   if (name == "fp16") return m;
+  constexpr std::string_view native = "_native";
+  m.native = name.ends_with(native);
+  if (m.native) name.remove_suffix(native.size());
   const bool has_bits = cut_bits(name, m.key_bits, m.value_bits);
+
   for (const auto& [known, encoder] : encoders)
-    if (has_bits && known == name) {
+    if (has_bits && !m.native && known == name) {
       m.kind = storage::packed;
       m.encoder = encoder;
       return m;
     }
   m.kind = storage::baseline;
   m.baseline = kvarn::find_baseline(name);
-  if (m.baseline != nullptr) return m;
+  if (m.baseline != nullptr) {
+    if (!has_bits) {
+      m.key_bits = m.baseline->widths.front().key;
+      m.value_bits = m.baseline->widths.front().value;
+    }
+    return m;
+  }
 
   std::string known = "fp16";
   for (const auto& entry : encoders) known.append(" ").append(with_bits(entry.first, 2, 2));
   for (const kvarn::baseline& b : kvarn::baselines) known.append(" ").append(b.name);
   throw std::runtime_error("method is '" + m.name + "'; allowed are " + known +
-                           ", with other bits as _k4v2 at the end");
+                           ", with other bits as _k4v2 at the end, baselines with _native too");
 }
 
 std::vector<std::string> all_method_names() {
   std::vector<std::string> names;
-  for (const kvarn::baseline& b : kvarn::baselines) names.emplace_back(b.name);
+  for (const kvarn::baseline& b : kvarn::baselines)
+    for (const kvarn::kv_bits& bits : b.widths) names.push_back(kvarn::variant_name(b, bits));
+  for (const char* name : {"kivi_native", "turbo_vllm_native"}) names.emplace_back(name);
   for (const auto& bits : {std::pair{2, 2}, {4, 2}, {3, 3}, {4, 4}})
     for (const auto& entry : encoders)
       names.push_back(with_bits(entry.first, bits.first, bits.second));
   names.emplace_back("fp16");
   return names;
+}
+
+kvarn::exact_policy policy_of(const method& m, const layout& l) {
+  if (m.native) return m.baseline->native;
+  return kvarn::equal_for_all(static_cast<std::size_t>(l.sink), 0,
+                              static_cast<std::size_t>(l.group));
 }
 
 kvarn::baseline_settings settings_of(const method& m, const layout& l, int head_dim,
@@ -75,7 +93,7 @@ kvarn::baseline_settings settings_of(const method& m, const layout& l, int head_
           .token_group = l.group};
 }
 
-double bits_per_element(const method& m, const layout& l, int head_dim) {
+double bits_per_element(const method& m, const layout& l, int layers, int head_dim, int tokens) {
   if (m.kind == storage::exact) return 16;
   if (m.kind == storage::packed) {
     kvarn::cache_format format{.key_bits = m.key_bits, .value_bits = m.value_bits};
@@ -83,10 +101,19 @@ double bits_per_element(const method& m, const layout& l, int head_dim) {
     format.group = l.group;
     return 8.0 * static_cast<double>(format.page_bytes(1)) / (2.0 * l.group * head_dim);
   }
-  double sum = 0;
-  for (const auto kind : {kvarn::tile_kind::key, kvarn::tile_kind::value})
-    sum += m.baseline->bits_per_element(settings_of(m, l, head_dim, kind));
-  return sum / 2;
+  const kvarn::exact_policy policy = policy_of(m, l);
+  double bits = 0;
+  for (const auto kind : {kvarn::tile_kind::key, kvarn::tile_kind::value}) {
+    const auto settings = settings_of(m, l, head_dim, kind);
+    bits += m.native ? kvarn::sequence_bits_per_element(*m.baseline, settings, policy.of(kind),
+                                                        static_cast<std::size_t>(tokens)) /
+                           2
+                     : m.baseline->bits_per_element(settings) / 2;
+  }
+  int exact = 0;
+  for (int layer = 0; layer < layers; ++layer)
+    exact += kvarn::is_exact_layer(policy, layer, layers) ? 1 : 0;
+  return bits + (16 - bits) * exact / layers;
 }
 
 }  // namespace kvarn_eval

@@ -31,8 +31,13 @@ row_store::row_store(const kvarn_engine::model_config& model, const layout& l, c
       stored_(stored),
       pool_(&pool),
       keeps_queries_(keep_queries),
-      rows_(model, most_tokens, keep_queries),
-      quantised_end_(l.sink) {}
+      rows_(model, most_tokens, keep_queries) {
+  if (method_ == nullptr) return;
+  policy_ = policy_of(*method_, layout_);
+  for (const auto kind : {kvarn::tile_kind::key, kvarn::tile_kind::value})
+    kvarn::validate(*method_->baseline, settings_of(*method_, layout_, model_.head_dim, kind))
+        .or_throw();
+}
 
 void row_store::attend(int layer, const kvarn_engine::attention_step& step) {
   const int head_dim = model_.head_dim;
@@ -80,8 +85,6 @@ void row_store::attend(int layer, const kvarn_engine::attention_step& step) {
 
 void row_store::commit() {
   length_ += step_tokens_;
-  const auto groups = (static_cast<int>(length_) - layout_.sink) / layout_.group;
-  const int end = (std::max)(quantised_end_, layout_.sink + groups * layout_.group);
   const int heads = model_.kv_heads;
   (*pool_)(static_cast<std::size_t>(model_.layers * heads), [&](std::size_t i) {
     const int layer = static_cast<int>(i) / heads;
@@ -96,31 +99,44 @@ void row_store::commit() {
         std::ranges::copy(from.subspan(start, count), rows_of(kind).at(layer, head).begin() +
                                                           static_cast<std::ptrdiff_t>(start));
       }
-      if (method_ != nullptr) quantise(layer, head, kind, end);
+      if (method_ != nullptr) quantise(layer, head, kind);
     }
   });
-  quantised_end_ = end;
   step_tokens_ = 0;
 }
 
-void row_store::quantise(int layer, int head, kvarn::tile_kind kind, int end) {
-  if (end == quantised_end_) return;
+kvarn::token_range row_store::quantised_of(int layer, kvarn::tile_kind kind,
+                                           std::int64_t tokens) const {
+  if (method_ == nullptr || kvarn::is_exact_layer(policy_, layer, model_.layers)) return {};
+  const auto together = static_cast<std::size_t>(
+      method_->baseline->tokens_together(settings_of(*method_, layout_, model_.head_dim, kind)));
+  return kvarn::quantised_tokens(policy_.of(kind), together, static_cast<std::size_t>(tokens));
+}
+
+// What this step has completed.
+void row_store::quantise(int layer, int head, kvarn::tile_kind kind) {
+  const kvarn::token_range before = quantised_of(layer, kind, length_ - step_tokens_);
+  const kvarn::token_range now = quantised_of(layer, kind, length_);
+  const std::size_t first = before.count() > 0 ? before.end : now.first;
+  if (first >= now.end) return;
   const auto width = static_cast<std::size_t>(model_.head_dim);
-  const auto rows = rows_of(kind)
-                        .at(layer, head)
-                        .subspan(static_cast<std::size_t>(quantised_end_) * width,
-                                 static_cast<std::size_t>(end - quantised_end_) * width);
+  const auto rows = rows_of(kind).at(layer, head).subspan(first * width, (now.end - first) * width);
   kvarn::quantize_dequantize(*method_->baseline,
                              settings_of(*method_, layout_, model_.head_dim, kind), rows, rows)
       .or_throw();
 }
 
+kvarn::token_range row_store::quantised(int layer, kvarn::tile_kind kind) const {
+  return quantised_of(layer, kind, length_);
+}
+
 void row_store::reconstruct(int layer, int head, kvarn::tile_kind kind,
                             std::span<float> rows) const {
   const auto from = (kind == kvarn::tile_kind::key ? rows_.keys : rows_.values).at(layer, head);
-  const auto first = static_cast<std::ptrdiff_t>(layout_.sink) * model_.head_dim;
-  const auto end = static_cast<std::ptrdiff_t>(quantised_end_) * model_.head_dim;
-  std::copy(from.begin() + first, from.begin() + end, rows.begin() + first);
+  const kvarn::token_range range = quantised(layer, kind);
+  const auto width = static_cast<std::size_t>(model_.head_dim);
+  std::ranges::copy(from.subspan(range.first * width, range.count() * width),
+                    rows.begin() + static_cast<std::ptrdiff_t>(range.first * width));
 }
 
 }  // namespace kvarn_eval

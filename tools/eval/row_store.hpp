@@ -10,6 +10,7 @@
 #include "../../examples/engine/kv_memory.hpp"
 #include "../../examples/engine/model_config.hpp"
 #include "../../examples/executors/thread_pool.hpp"
+#include "kvarn/baselines/exact_rule.hpp"
 #include "kvarn/format/tile_layout.hpp"
 #include "method.hpp"
 
@@ -56,8 +57,10 @@ struct recording {
 // A memory whose quantised tokens can be looked at.
 class measured_memory : public kvarn_engine::kv_memory {
  public:
-  // Overwrites those of the rows [tokens][head_dim] that are quantised by what attention sees of
-  // them.
+  // The tokens that are quantised.
+  virtual kvarn::token_range quantised(int layer, kvarn::tile_kind kind) const = 0;
+
+  // Overwrites these among rows [tokens][head_dim] by what attention sees of them.
   virtual void reconstruct(int layer, int head, kvarn::tile_kind kind,
                            std::span<float> rows) const = 0;
 };
@@ -66,8 +69,8 @@ class row_store : public measured_memory {
  public:
   // Room for `most_tokens`. `m`: null for exact rows, or a baseline. `stored`: null, or a recording
   // of the same tokens whose keys and values are stored in the place of the run's own when a step
-  // ends. What a pointer points to, and the pool, must outlive the store. `keep_queries`: in
-  // rows().
+  // ends. Throws kvarn::error where the baseline does not serve the model. What a pointer points
+  // to, and the pool, must outlive the store. `keep_queries`: in rows().
   row_store(const kvarn_engine::model_config& model, const layout& l, const method* m,
             int most_tokens, const recording* stored, const kvarn_examples::thread_pool& pool,
             bool keep_queries = false);
@@ -76,6 +79,7 @@ class row_store : public measured_memory {
   void commit() override;
   void discard() override { step_tokens_ = 0; }
   std::int64_t length() const override { return length_; }
+  kvarn::token_range quantised(int layer, kvarn::tile_kind kind) const override;
   void reconstruct(int layer, int head, kvarn::tile_kind kind,
                    std::span<float> rows) const override;
 
@@ -86,19 +90,20 @@ class row_store : public measured_memory {
   head_rows& rows_of(kvarn::tile_kind kind) {
     return kind == kvarn::tile_kind::key ? rows_.keys : rows_.values;
   }
-  void quantise(int layer, int head, kvarn::tile_kind kind, int end);
+  kvarn::token_range quantised_of(int layer, kvarn::tile_kind kind, std::int64_t tokens) const;
+  void quantise(int layer, int head, kvarn::tile_kind kind);
 
   kvarn_engine::model_config model_;
   layout layout_;
   const method* method_;
+  kvarn::exact_policy policy_;
   int most_tokens_;
   const recording* stored_;
   const kvarn_examples::thread_pool* pool_;
   bool keeps_queries_;
   recording rows_;
   std::int64_t length_ = 0;
-  int step_tokens_ = 0;    // of the step that is not committed
-  int quantised_end_ = 0;  // tokens before it and behind the sink are quantised
+  int step_tokens_ = 0;  // of the step that is not committed
   std::vector<float> workspace_;
 };
 
