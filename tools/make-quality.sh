@@ -9,13 +9,13 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-model=build/data/SmolLM2-135M-Instruct.Q4_1.gguf
-tools/fetch-model.sh "$model"
-tools/fetch-text.sh build/data/opticks.txt
+model=build/models/SmolLM2-135M-Instruct.Q4_1.gguf
+tools/fetch-model.sh
+tools/fetch-text.sh
 cmake --preset demo
 cmake --build --preset demo --target kvarn-eval
 
-for text in build/data/opticks.txt "$@"; do
+for text in build/texts/opticks.txt "$@"; do
   name=$(basename "$text" .txt)
   out=build/quality/$name
   # Line retrieval has texts of its own: once is enough.

@@ -64,6 +64,7 @@ class cache_store : public measured_memory {
   static kvarn_engine::cache_choice choice_of(const layout& l, const method& m) {
     kvarn_engine::cache_choice choice{.sink = l.sink, .group = l.group};
     choice.method = m.encoder;
+    if (m.int8) choice.precision = kvarn::operand_precision::int8;
     choice.bits =
         m.kind == storage::exact ? kvarn::exact_layer : kvarn::layer_bits{m.key_bits, m.value_bits};
     return choice;

@@ -39,9 +39,13 @@ bool cut_bits(std::string_view& name, int& key_bits, int& value_bits) {
 method find_method(std::string_view name) {
   method m{.name = std::string(name)};
   if (name == "fp16") return m;
-  constexpr std::string_view native = "_native";
-  m.native = name.ends_with(native);
-  if (m.native) name.remove_suffix(native.size());
+  const auto cut = [&](std::string_view end) {
+    const bool found = name.ends_with(end);
+    if (found) name.remove_suffix(end.size());
+    return found;
+  };
+  m.native = cut("_native");
+  m.int8 = cut("_int8");
   const bool has_bits = cut_bits(name, m.key_bits, m.value_bits);
 
   for (const auto& [known, encoder] : encoders)
@@ -52,7 +56,7 @@ method find_method(std::string_view name) {
     }
   m.kind = storage::baseline;
   m.baseline = kvarn::find_baseline(name);
-  if (m.baseline != nullptr) {
+  if (m.baseline != nullptr && !m.int8) {
     if (!has_bits) {
       m.key_bits = m.baseline->widths.front().key;
       m.value_bits = m.baseline->widths.front().value;
@@ -63,8 +67,9 @@ method find_method(std::string_view name) {
   std::string known = "fp16";
   for (const auto& entry : encoders) known.append(" ").append(with_bits(entry.first, 2, 2));
   for (const kvarn::baseline& b : kvarn::baselines) known.append(" ").append(b.name);
-  throw std::runtime_error("method is '" + m.name + "'; allowed are " + known +
-                           ", with other bits as _k4v2 at the end, baselines with _native too");
+  throw std::runtime_error(
+      "method is '" + m.name + "'; allowed are " + known +
+      ", with other bits as _k4v2 at the end, then encoders with _int8 and baselines with _native");
 }
 
 std::vector<std::string> all_method_names() {

@@ -23,6 +23,7 @@ struct method {
   const kvarn::baseline* baseline = nullptr;
   int key_bits = 2;
   int value_bits = 2;
+  bool int8 = false;    // an encoder, with attention's operands in one int8 part
   bool native = false;  // a baseline with its own rule of what stays exact
 };
 
@@ -32,9 +33,9 @@ struct layout {
   int group = 128;
 };
 
-// "fp16"; an encoder with bits, as "tuned_k2v2"; a baseline, with bits where it should not have its
-// first widths, as "kivi" or "kivi_k4v4"; a baseline with "_native" behind it. Throws
-// std::runtime_error that says what is allowed.
+// "fp16"; an encoder with bits, as "tuned_k2v2", or "tuned_k2v2_int8"; a baseline, with bits where
+// it should not have its first widths, as "kivi" or "kivi_k4v4"; a baseline with "_native" behind
+// it. Throws std::runtime_error that says what is allowed.
 method find_method(std::string_view name);
 
 // The names that "all" stands for: baselines from the simplest to the best, those with a rule of
