@@ -15,6 +15,10 @@ tools/fetch-text.sh
 cmake --preset demo
 cmake --build --preset demo --target kvarn-eval
 
+# The first Python in the search path may not be the one that has matplotlib.
+python=python3
+"$python" -c 'import matplotlib' 2>/dev/null || python=/usr/bin/python3
+
 for text in build/texts/opticks.txt "$@"; do
   name=$(basename "$text" .txt)
   out=build/quality/$name
@@ -23,7 +27,7 @@ for text in build/texts/opticks.txt "$@"; do
   [ "$name" != opticks ] || extra=--retrieval
   build/demo/tools/eval/kvarn-eval --model "$model" --text "$text" --out "$out" \
     --methods all --windows 5 --static $extra
-  python3 tools/plot_quality.py "$out/report.json" >"$out/table.md"
-  python3 tools/plot_quality.py "$out/report.json" "$out/quality.svg"
+  "$python" tools/plot_quality.py "$out/report.json" >"$out/table.md"
+  "$python" tools/plot_quality.py "$out/report.json" "$out/quality.svg"
   cat "$out/table.md"
 done

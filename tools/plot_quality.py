@@ -83,7 +83,7 @@ def draw_bits(axes, methods, chosen):
     axes.set_yscale("log")
     axes.set_xlabel("bits per element, metadata included")
     axes.set_ylabel("mean KL, nats")
-    axes.legend(fontsize=6, ncol=3)
+    axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
     axes.set_title("Next-token distribution against an exact cache")
 
 
@@ -104,7 +104,7 @@ def draw_position(axes, methods, chosen):
     axes.set_yscale("log")
     axes.set_xlabel("position of the first of the scored tokens")
     axes.set_ylabel("mean KL, nats")
-    axes.legend(fontsize=6, ncol=3)
+    axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
     axes.set_title("Error along the text, 2 bits: accumulated (solid), static (dotted)")
 
 
@@ -133,7 +133,7 @@ def draw(report, path):
     chosen = styles(methods)
     split = sum(1 for m in methods if m["heads"])
     heights = [4.2, 3.6] + ([0.8 + 0.22 * split] if split else [])
-    figure, panels = pyplot.subplots(len(heights), 1, figsize=(8, sum(heights)),
+    figure, panels = pyplot.subplots(len(heights), 1, figsize=(9, sum(heights)),
                                      gridspec_kw={"height_ratios": heights})
     draw_bits(panels[0], methods, chosen)
     draw_position(panels[1], methods, chosen)
