@@ -123,6 +123,15 @@ TEST(SplitError, PartsAddUp) {
   }
 }
 
+TEST(MeanNormError, ByHand) {
+  // Norms 5 to 10, 2 to 1, and a zero vector, which has no scale.
+  const std::vector<float> exact{3, 4, 0, 2, 0, 0};
+  const std::vector<float> approximate{0, 10, 1, 0, 7, 7};
+  EXPECT_DOUBLE_EQ(kvarn::mean_norm_error(exact, approximate, 2), (1.0 + 0.5) / 2);
+  EXPECT_EQ(kvarn::mean_norm_error(exact, exact, 2), 0.0);
+  EXPECT_EQ(kvarn::mean_norm_error(std::vector<float>(4), std::vector<float>(4), 2), 0.0);
+}
+
 TEST(CompareAttention, ByHand) {
   // Two tokens, key_dim 4 (scale 1/2), one query at the last position. Exact scores ln 3 and 0:
   // probabilities 3/4 and 1/4. Approximate scores 0 and 0: 1/2 and 1/2.

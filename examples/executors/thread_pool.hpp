@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +14,8 @@ namespace kvarn_examples {
 
 // `threads` threads, the caller among them, that share the items of each call. Keep one for the
 // lifetime of the engine: starting threads costs more than a short attention. One call at a time;
-// items must not throw.
+// items must not throw. Threads look for more work for some tens of microseconds before they sleep:
+// a model's step is hundreds of calls, and waking takes longer than many of them.
 class thread_pool {
  public:
   explicit thread_pool(int threads) {
@@ -29,6 +31,9 @@ class thread_pool {
   }
   thread_pool(const thread_pool&) = delete;
   thread_pool& operator=(const thread_pool&) = delete;
+
+  // The caller's among them.
+  int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   // Calls f(0) .. f(count - 1) and returns when all are done.
   template <class F>
@@ -55,6 +60,7 @@ class thread_pool {
     }
     if (wanted.count > 1) wake_.notify_all();
     take_items();
+    look_for([this] { return working_ == 0; });
     // A worker that has not woken yet has nothing left to do: only those at work are waited for.
     std::unique_lock lock(mutex_);
     open_ = false;
@@ -63,8 +69,15 @@ class thread_pool {
 
   void work() {
     std::uint64_t seen = 0;
-    std::unique_lock lock(mutex_);
+    std::unique_lock lock(mutex_, std::defer_lock);
     while (true) {
+      look_for([&] { return round_ != seen; });
+      lock.lock();
+      if (!open_ && round_ != seen) {  // too late for that one
+        seen = round_;
+        lock.unlock();
+        continue;
+      }
       wake_.wait(lock, [&] { return stopping_ || (open_ && round_ != seen); });
       if (stopping_) return;
       seen = round_;
@@ -73,6 +86,15 @@ class thread_pool {
       take_items();
       lock.lock();
       if (--working_ == 0) done_.notify_one();
+      lock.unlock();
+    }
+  }
+
+  template <class F>
+  static void look_for(const F& found) {
+    using clock = std::chrono::steady_clock;
+    const auto end = clock::now() + std::chrono::microseconds(50);
+    while (!found() && clock::now() < end) {
     }
   }
 
@@ -86,8 +108,8 @@ class thread_pool {
   mutable std::condition_variable done_;
   mutable job job_;
   mutable std::atomic<std::size_t> next_{0};
-  mutable std::uint64_t round_ = 0;
-  mutable int working_ = 0;
+  mutable std::atomic<std::uint64_t> round_{0};
+  mutable std::atomic<int> working_{0};
   mutable bool open_ = false;
   bool stopping_ = false;
   std::vector<std::thread> workers_;

@@ -66,6 +66,11 @@ double relative_squared_error(std::span<const float> exact, std::span<const floa
 error_split split_error(std::span<const float> exact, std::span<const float> approximate,
                         std::size_t head_dim, double top_percent = 100.0);
 
+// Mean of | |x^| / |x| - 1 | over the tokens with |x| > 0: by how much the scale of a token changes.
+// 0 without such tokens.
+double mean_norm_error(std::span<const float> exact, std::span<const float> approximate,
+                       std::size_t head_dim);
+
 // Causal attention with softmax scale 1/sqrt(key_dim): with P positions in `queries`, the query at
 // index i stands at token tokens - P + i and sees all tokens up to that one.
 attention_error compare_attention(const attention_sample& sample);
@@ -81,6 +86,15 @@ inline void metric_requires(bool condition, const std::string& message) {
 inline void metric_requires_size(const char* what, std::size_t size, std::size_t expected) {
   metric_requires(size == expected, std::string(what) + " has " + std::to_string(size) +
                                         " numbers; it must have " + std::to_string(expected));
+}
+
+inline void metric_requires_tokens(std::span<const float> exact,
+                                   std::span<const float> approximate, std::size_t head_dim) {
+  metric_requires(head_dim > 0, "head_dim is 0; it must be positive");
+  metric_requires(exact.size() % head_dim == 0,
+                  "exact has " + std::to_string(exact.size()) +
+                      " numbers; it must be whole tokens of " + std::to_string(head_dim));
+  metric_requires_size("approximate", approximate.size(), exact.size());
 }
 
 // error / energy where energy may be zero.
@@ -141,11 +155,7 @@ inline double relative_squared_error(std::span<const float> exact,
 
 inline error_split split_error(std::span<const float> exact, std::span<const float> approximate,
                                std::size_t head_dim, double top_percent) {
-  detail::metric_requires(head_dim > 0, "head_dim is 0; it must be positive");
-  detail::metric_requires(exact.size() % head_dim == 0,
-                          "exact has " + std::to_string(exact.size()) +
-                              " numbers; it must be whole tokens of " + std::to_string(head_dim));
-  detail::metric_requires_size("approximate", approximate.size(), exact.size());
+  detail::metric_requires_tokens(exact, approximate, head_dim);
   detail::metric_requires(
       top_percent > 0 && top_percent <= 100,
       "top_percent is " + std::to_string(top_percent) + "; it must be above 0 and at most 100");
@@ -199,6 +209,25 @@ inline error_split split_error(std::span<const float> exact, std::span<const flo
   }
   if (with_error > 0) split.mean_magnitude_share /= static_cast<double>(with_error);
   return split;
+}
+
+inline double mean_norm_error(std::span<const float> exact, std::span<const float> approximate,
+                              std::size_t head_dim) {
+  detail::metric_requires_tokens(exact, approximate, head_dim);
+  double sum = 0;
+  std::size_t tokens = 0;
+  for (std::size_t first = 0; first < exact.size(); first += head_dim) {
+    double energy = 0;
+    double approx_energy = 0;
+    for (std::size_t i = first; i < first + head_dim; ++i) {
+      energy += static_cast<double>(exact[i]) * static_cast<double>(exact[i]);
+      approx_energy += static_cast<double>(approximate[i]) * static_cast<double>(approximate[i]);
+    }
+    if (energy == 0) continue;
+    sum += std::abs(std::sqrt(approx_energy / energy) - 1);
+    ++tokens;
+  }
+  return tokens > 0 ? sum / static_cast<double>(tokens) : 0.0;
 }
 
 inline attention_error compare_attention(const attention_sample& sample) {

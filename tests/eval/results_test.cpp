@@ -1,0 +1,95 @@
+// Results come back from files as they went in, and only for the same settings.
+#include "../../tools/eval/results.hpp"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace {
+
+using namespace kvarn_eval;
+
+class Results : public testing::Test {
+ protected:
+  void SetUp() override { std::filesystem::remove_all(folder); }
+  void TearDown() override { std::filesystem::remove_all(folder); }
+
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() /
+      ("kvarn_results_" +
+       std::string(testing::UnitTest::GetInstance()->current_test_info()->name()));
+  const window_key window{"c0", {{"window", 8}, {"tokens", "abc"}}};
+  const method_result result{.bits = 2.25,
+                             .seconds = 3,
+                             .pseudo_decode = {{0.1f, 0.2f, 0.3f}, {1, 2, 3}, {1, 0, 1}},
+                             .static_kl = {0.05f, 0.1f, 0.2f},
+                             .heads = {{.layer = 1, .head = 2, .key = 0.5, .output = 0.25}}};
+};
+
+TEST_F(Results, ComeBack) {
+  const result_folder files(folder);
+  EXPECT_FALSE(files.load(window, "kivi"));
+  files.save(window, "kivi", result);
+  files.save_exact(window, {{1, 2, 2.5f}, {7}});
+  const auto back = files.load(window, "kivi");
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->bits, result.bits);
+  EXPECT_EQ(back->pseudo_decode.kl, result.pseudo_decode.kl);
+  EXPECT_EQ(back->pseudo_decode.nll, result.pseudo_decode.nll);
+  EXPECT_EQ(back->pseudo_decode.agrees, result.pseudo_decode.agrees);
+  EXPECT_EQ(back->static_kl, result.static_kl);
+  ASSERT_EQ(back->heads.size(), 1u);
+  EXPECT_EQ(back->heads[0].layer, 1);
+  EXPECT_EQ(back->heads[0].key, 0.5);
+  EXPECT_EQ(back->heads[0].output, 0.25);
+  EXPECT_EQ(files.load_exact(window)->skipped_nll, std::vector<float>{7});
+}
+
+TEST_F(Results, OfOtherSettingsOrDamagedCountAsNone) {
+  const result_folder files(folder);
+  files.save(window, "kivi", result);
+  window_key other = window;
+  other.settings["window"] = 9;
+  EXPECT_FALSE(files.load(other, "kivi"));
+  EXPECT_FALSE(files.load(window, "tuned_k2v2"));
+  const auto path = folder / "windows" / "c0.kivi.json";
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) / 2);
+  EXPECT_FALSE(files.load(window, "kivi"));
+  std::ofstream(path) << "{\"settings\":{\"window\":8,\"tokens\":\"abc\"},\"bits\":2}";
+  EXPECT_FALSE(files.load(window, "kivi"));
+}
+
+TEST_F(Results, ReportSumsUp) {
+  evaluation all;
+  all.first_scored = 1;
+  all.group = 2;
+  all.windows = {window, {"c9", {}}};
+  all.exact = {{{1, 2, 2.5f}, {7}}, {{2, 2, 2}, {1}}};
+  all.methods = {"kivi"};
+  all.results = {{result, result}};
+  const auto report = to_json(all);
+  const auto& method = report.at("methods").at(0);
+  EXPECT_NEAR(method.at("all").at("kl_mean").get<double>(), 0.2, 1e-7);
+  EXPECT_EQ(method.at("all").at("positions"), 6);
+  EXPECT_EQ(method.at("windows").size(), 2u);
+  ASSERT_EQ(method.at("thirds").size(), 3u);
+  EXPECT_NEAR(method.at("thirds").at(2).at("kl_mean").get<double>(), 0.3, 1e-7);
+  ASSERT_EQ(method.at("by_position").size(), 2u);
+  EXPECT_EQ(method.at("by_position").at(1).at("position"), 3);
+  EXPECT_NEAR(method.at("by_position").at(0).at("static_kl").get<double>(), 0.075, 1e-7);
+  EXPECT_EQ(method.at("heads").at(0).at("k_rel_sq_error"), 0.5);
+  EXPECT_EQ(report.at("windows").at(0).at("tokens"), 5);
+
+  const std::string csv = to_csv(all);
+  EXPECT_NE(csv.find("kivi,2.25,c0,3,0.2,0.2,"), std::string::npos) << csv;
+  EXPECT_NE(csv.find("kivi,2.25,all,6,0.2,"), std::string::npos) << csv;
+  std::ostringstream table;
+  print_table(table, all);
+  EXPECT_NE(table.str().find("kivi"), std::string::npos);
+}
+
+}  // namespace

@@ -1,0 +1,81 @@
+#include "windows.hpp"
+
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+#include <string_view>
+
+namespace kvarn_eval {
+
+namespace {
+
+// The byte at which code point `index` starts; the size where there are fewer.
+std::size_t byte_of(std::string_view text, std::int64_t index) {
+  std::size_t at = 0;
+  for (; at < text.size(); ++at)
+    if ((static_cast<unsigned char>(text[at]) & 0xc0) != 0x80 && index-- == 0) break;
+  return at;
+}
+
+[[noreturn]] void too_short(const std::string& what, std::size_t wanted, std::size_t found) {
+  throw std::runtime_error(what + " needs " + std::to_string(wanted) + " tokens; there are " +
+                           std::to_string(found));
+}
+
+}  // namespace
+
+std::string read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file.good() && text.empty())
+    throw std::runtime_error(path + ": cannot be read, or is empty");
+  return text;
+}
+
+std::vector<window> spread_windows(const kvarn_engine::tokenizer& vocabulary,
+                                   const std::string& text, int count, int tokens) {
+  const std::vector<int> all = vocabulary.encode(text, false).value();
+  const auto size = static_cast<std::size_t>(tokens);
+  const auto wanted = static_cast<std::size_t>(count) * size;
+  if (all.size() < wanted)
+    too_short(std::to_string(count) + " windows of " + std::to_string(tokens), wanted, all.size());
+  std::vector<window> windows;
+  for (int i = 0; i < count; ++i) {
+    const std::size_t first =
+        all.size() * static_cast<std::size_t>(i) / static_cast<std::size_t>(count);
+    const auto from = all.begin() + static_cast<std::ptrdiff_t>(first);
+    windows.push_back({"t" + std::to_string(first), {from, from + tokens}});
+  }
+  return windows;
+}
+
+std::vector<window> windows_at(const kvarn_engine::tokenizer& vocabulary, const std::string& text,
+                               const std::vector<std::int64_t>& offsets, int tokens) {
+  // No token is longer than some dozens of bytes; text beyond them changes none of the first.
+  constexpr std::size_t bytes_per_token = 64;
+  const auto size = static_cast<std::size_t>(tokens);
+  std::vector<window> windows;
+  for (const std::int64_t offset : offsets) {
+    const std::string name = "c" + std::to_string(offset);
+    const std::string_view rest = std::string_view(text).substr(byte_of(text, offset));
+    std::vector<int> all = vocabulary.encode(rest.substr(0, size * bytes_per_token), false).value();
+    if (all.size() < size) too_short("window " + name, size, all.size());
+    all.resize(size);
+    windows.push_back({name, std::move(all)});
+  }
+  return windows;
+}
+
+std::string hash_of(std::span<const int> tokens) {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const int token : tokens) {
+    hash ^= static_cast<std::uint32_t>(token);
+    hash *= 0x100000001b3u;
+  }
+  char text[20];
+  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(hash));
+  return text;
+}
+
+}  // namespace kvarn_eval

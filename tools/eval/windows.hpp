@@ -1,0 +1,33 @@
+// The parts of a text that are evaluated.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "../../examples/engine/tokenizer.hpp"
+
+namespace kvarn_eval {
+
+struct window {
+  std::string name;  // where it starts: "c100000" characters or "t4096" tokens into the text
+  std::vector<int> tokens;
+};
+
+// Throws std::runtime_error where the file cannot be read or is empty.
+std::string read_text(const std::string& path);
+
+// `count` windows of `tokens` tokens each at equal distances, the first at the start. Throws
+// std::runtime_error where the text is shorter than that without overlap.
+std::vector<window> spread_windows(const kvarn_engine::tokenizer& vocabulary,
+                                   const std::string& text, int count, int tokens);
+
+// Windows that start at characters (code points) of the text. Throws where one ends beyond it.
+std::vector<window> windows_at(const kvarn_engine::tokenizer& vocabulary, const std::string& text,
+                               const std::vector<std::int64_t>& offsets, int tokens);
+
+// FNV-1a, as hexadecimal digits.
+std::string hash_of(std::span<const int> tokens);
+
+}  // namespace kvarn_eval
