@@ -134,7 +134,7 @@ TEST(Faults, ConstantAndZeroChannelsAndTokens) {
           const auto token_decoded = round_trip(layout, token, method, rotate);
           ASSERT_TRUE(all_finite(channel_decoded) && all_finite(token_decoded));
           // The paper's keys pay for a constant token: its clamped scale leaves it an outlier.
-          const double tolerance = method == encoder::paper ? 0.3 : 0.06;
+          const double tolerance = method == encoder::paper ? 0.3 : 0.1;
           EXPECT_NEAR(kvarn::relative_squared_error(channel, channel_decoded) / whole, 1.0,
                       tolerance)
               << value << rotate;
@@ -247,8 +247,8 @@ TEST_P(RealFaults, ErrorsDoNotDependOnTheScaleOfTheTile) {
       };
       const double median = median_of(below);
       EXPECT_NEAR(median_of(above) / median, 1.0, 0.01);
-      EXPECT_GT((std::min)(below.front(), above.front()) / median, 0.97);
-      EXPECT_LT((std::max)(below.back(), above.back()) / median, 1.03);
+      EXPECT_GT((std::min)(below.front(), above.front()) / median, 0.96);
+      EXPECT_LT((std::max)(below.back(), above.back()) / median, 1.04);
     }
 }
 
