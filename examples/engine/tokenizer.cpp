@@ -143,10 +143,10 @@ kvarn::result<tokenizer> tokenizer::from_gguf(const gguf_file& file) {
 const tokenizer::special_token* tokenizer::longest_special(std::string_view text,
                                                            bool parse_special) const {
   const special_token* longest = nullptr;
-  const auto same_start = std::ranges::equal_range(
-      specials_, text.substr(0, 1), {},
-      [](const special_token& special) { return std::string_view(special.name).substr(0, 1); });
-  for (const special_token& special : same_start) {
+  const std::string_view start = text.substr(0, 1);
+  for (auto at = std::ranges::lower_bound(specials_, start, {}, &special_token::name);
+       at != specials_.end() && at->name.starts_with(start); ++at) {
+    const special_token& special = *at;
     if (!parse_special && kinds_[static_cast<std::size_t>(special.id)] != kind::user_defined)
       continue;
     if (text.starts_with(special.name) &&

@@ -22,6 +22,7 @@ enum class error_code {
   short_buffer,      // fewer bytes than the record, workspace or output needs
   out_of_memory,     // an allocation failed
   invalid_data,      // bytes that no encoder of this library writes
+  device_failure,    // a call of a GPU's runtime failed
 };
 
 #if KVARN_EXCEPTIONS

@@ -224,7 +224,7 @@ std::map<std::string, key_errors> measure(const kvarn_test::kv_profile& profile,
 // Where the outlier direction has an amplitude of its own per token (A, B, D), the paper's two
 // scales are what helps.
 TEST(Profiles, PaperBeatsKivi) {
-  for (const std::size_t profile : {0, 1, 3}) {
+  for (const std::size_t profile : {0u, 1u, 3u}) {
     const auto errors = measure(kv_profiles[profile], {"rtn_token", "kivi", "paper"});
     const auto name = kv_profiles[profile].name;
     EXPECT_LT(errors.at("kivi").relative, 0.3 * errors.at("rtn_token").relative) << name;

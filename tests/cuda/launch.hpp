@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kvarn/cuda/arguments.hpp"
+#include "kvarn/cuda/cache_launchers.hpp"
 
 namespace kvarn_test {
 
@@ -24,6 +25,7 @@ kvarn::cuda::launch_status launch(const kvarn::cuda::factor_arguments& arguments
                                   cudaStream_t stream);
 std::size_t workspace_bytes(const kvarn::cache_format& format, kvarn::tile_kind kind,
                             kvarn::encoder method);
+kvarn::cuda::cache_launchers cache_launchers();
 
 inline void check(cudaError_t code) {
   if (code != cudaSuccess) throw std::runtime_error(cudaGetErrorString(code));

@@ -1,5 +1,6 @@
-// Encoding, decoding and query moments on the device, compiled once for all tests.
+// Encoding, decoding, query moments and what a cache calls, compiled once for all tests.
 #include "cuda/launch.hpp"
+#include "kvarn/cuda/cache_launchers.cuh"
 #include "kvarn/cuda/decode.cuh"
 #include "kvarn/cuda/encode.cuh"
 #include "kvarn/cuda/query_moments.cuh"
@@ -24,5 +25,6 @@ std::size_t workspace_bytes(const kvarn::cache_format& format, kvarn::tile_kind 
                             kvarn::encoder method) {
   return kvarn::cuda::encode_workspace_bytes(format, kind, method);
 }
+kvarn::cuda::cache_launchers cache_launchers() { return kvarn::cuda::cache_launchers_of_device(); }
 
 }  // namespace kvarn_test

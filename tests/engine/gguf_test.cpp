@@ -275,7 +275,7 @@ TEST(Gguf, MetadataIsChecked) {
   starts(gguf_writer().add_raw("k", 9, bytes_of(77, 4) + bytes_of(1, 8)),
          "model.gguf: the elements of metadata 'k' has type 77");
   for (const std::uint64_t count : {std::uint64_t{1000}, std::uint64_t{1} << 62, ~std::uint64_t{0}})
-    for (const std::uint64_t type : {0, 8, 10})
+    for (const std::uint64_t type : {0u, 8u, 10u})
       starts(gguf_writer().add_raw("k", 9, bytes_of(type, 4) + bytes_of(count, 8)),
              "model.gguf: the number of elements of metadata 'k' is " + std::to_string(count));
   starts(gguf_writer().add(std::string(65536, 'k'), 1),

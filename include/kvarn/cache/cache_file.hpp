@@ -25,6 +25,7 @@
 
 #include "../config.hpp"
 #include "../error.hpp"
+#include "cache_base.hpp"
 #include "cache_reader.hpp"
 #include "cache_state.hpp"
 #include "file_format.hpp"
@@ -38,11 +39,13 @@ inline namespace KVARN_ISA_NAMESPACE {
 
 namespace detail {
 
-template <class T>
-status write_sequences(const kv_cache<T>& cache, std::span<const sequence_id> ids,
+template <class State>
+status write_sequences(const cache_base<State>& cache, std::span<const sequence_id> ids,
                        std::ostream& stream) {
+  using T = typename State::element;
+  using storage_type = typename State::storage_type;
   const page_table& table = cache.table();
-  const host_storage<T>& storage = cache.storage();
+  const storage_type& storage = cache.storage();
   const row_shape& shape = storage.shape();
   std::map<std::int32_t, std::int32_t> index;  // of a page in the file
   std::vector<std::int32_t> pages;
@@ -65,8 +68,9 @@ status write_sequences(const kv_cache<T>& cache, std::span<const sequence_id> id
   out.write_checksum();
 
   for (const std::int32_t page : pages) {
+    storage.fetch_page(page);
     for (int layer = 0; layer < table.layers(); ++layer)
-      out.write(storage.page(layer, page), storage.page_bytes(layer));
+      out.write(storage.file_page(layer, page), storage.page_bytes(layer));
     out.write_checksum();
   }
 
@@ -85,8 +89,8 @@ status write_sequences(const kv_cache<T>& cache, std::span<const sequence_id> id
     for (int layer = 0; layer < table.layers(); ++layer) {
       const sequence_extent extent = table.extent(id, layer);
       const auto uncommitted = static_cast<int>(extent.length - table.committed(id));
-      const auto write = [&](const exact_run<T>& run, int count) {
-        for_each_block(shape, run, count, [&](const T* values, std::size_t elements) {
+      const auto write = [&](const typename storage_type::run& run, int count) {
+        storage.read_rows(run, count, [&](const T* values, std::size_t elements) {
           out.write(values, elements * sizeof(T));
         });
       };
@@ -98,6 +102,7 @@ status write_sequences(const kv_cache<T>& cache, std::span<const sequence_id> id
     }
     if (h.has_moments != 0) write_moments(out, *cache.statistics(id));
   }
+  if (status bad = storage.transfer_status(); !bad.ok()) return bad;
   return out.result();
 }
 
@@ -105,8 +110,8 @@ status write_sequences(const kv_cache<T>& cache, std::span<const sequence_id> id
 
 // Writes the committed tokens of some sequences; pages that they share are written once. Open
 // streams as binary. Precondition: nobody else uses the sequences.
-template <class T>
-status save_sequences(const kv_cache<T>& cache, std::span<const sequence_id> ids,
+template <class State>
+status save_sequences(const cache_base<State>& cache, std::span<const sequence_id> ids,
                       std::ostream& stream) {
   return or_out_of_memory([&] { return detail::write_sequences(cache, ids, stream); });
 }
@@ -114,10 +119,11 @@ status save_sequences(const kv_cache<T>& cache, std::span<const sequence_id> ids
 // Creates the sequences of a file, in its order. The cache must have the shape, formats, sink and
 // type of exact rows of the one that saved; the tail, the encoder and the memory may differ. The
 // stream must be able to tell its size, and is left behind the last byte of the file.
-template <class T>
-result<std::vector<sequence_id>> restore_sequences(kv_cache<T>& cache, std::istream& stream) {
-  return or_out_of_memory(
-      [&]() -> result<std::vector<sequence_id>> { return cache_reader<T>(cache, stream).read(); });
+template <class State>
+result<std::vector<sequence_id>> restore_sequences(cache_base<State>& cache, std::istream& stream) {
+  return or_out_of_memory([&]() -> result<std::vector<sequence_id>> {
+    return cache_reader<State>(cache, stream).read();
+  });
 }
 
 }  // namespace KVARN_ISA_NAMESPACE

@@ -14,11 +14,11 @@
 #include "../error.hpp"
 #include "../format/float16.hpp"
 #include "../format/tile_view.hpp"
+#include "cache_base.hpp"
 #include "cache_state.hpp"
 #include "file_format.hpp"
 #include "file_sections.hpp"
 #include "fixed_array.hpp"
-#include "kv_cache.hpp"
 #include "moments_file.hpp"
 #include "page_table.hpp"
 #include "query_moments.hpp"
@@ -41,10 +41,13 @@ bool all_finite(const T* values, std::size_t count) {
 }  // namespace detail
 
 // Restores one file into one cache.
-template <class T>
+template <class State>
 class cache_reader {
+  using T = typename State::element;
+  using run = typename State::storage_type::run;
+
  public:
-  cache_reader(kv_cache<T>& cache, std::istream& stream)
+  cache_reader(cache_base<State>& cache, std::istream& stream)
       : state_(cache.s()), table_(state_.table), in_(stream) {}
 
   cache_reader(const cache_reader&) = delete;
@@ -104,9 +107,11 @@ class cache_reader {
                           std::to_string(table_.free_page_count()) + " are free");
     for (const std::int32_t page : pages_->numbers()) {
       for (int layer = 0; layer < table_.layers(); ++layer)
-        if (!in_.read(state_.storage.page(layer, page), state_.storage.page_bytes(layer), "page"))
+        if (!in_.read(state_.storage.file_page(layer, page), state_.storage.page_bytes(layer),
+                      "page"))
           return false;
       if (!in_.read_checksum("page") || !check_records(page)) return false;
+      state_.storage.put_page(page);
     }
     return true;
   }
@@ -115,7 +120,7 @@ class cache_reader {
     for (int layer = 0; layer < table_.layers(); ++layer) {
       if (table_.is_exact_layer(layer)) continue;
       const cache_format& format = state_.storage.format(layer);
-      const std::byte* const bytes = state_.storage.page(layer, page);
+      const std::byte* const bytes = state_.storage.file_page(layer, page);
       for (int head = 0; head < state_.storage.shape().kv_heads; ++head)
         for (const const_tile_view& tile :
              {const_tile_view{bytes + format.key_offset(head), format.key_layout()},
@@ -142,7 +147,8 @@ class cache_reader {
     }
     for (const bool used : *used_)
       if (!used) return in_.fail(error_code::invalid_data, "a page belongs to no sequence");
-    return true;
+    const status moved = state_.storage.transfer_status();
+    return moved.ok() || in_.fail(moved.code(), moved.message());
   }
 
   bool read_sequence(sequence_id id) {
@@ -192,21 +198,20 @@ class cache_reader {
     return true;
   }
 
-  bool read_rows(exact_run<T>& run, int count) {
-    const row_shape& shape = state_.storage.shape();
+  bool read_rows(run& rows, int count) {
     if (!in_.has(static_cast<std::uint64_t>(count), state_.storage.row_bytes(), "exact rows"))
       return false;
-    if (!run.reserve(shape, state_.memory.exact, count, true))
+    if (!state_.storage.reserve(rows, count, true))
       return in_.fail(error_code::short_buffer,
                       std::to_string(count) + " exact rows would pass exact_memory");
     bool finite = true;
-    detail::for_each_block(shape, run, count, [&](T* values, std::size_t elements) {
+    state_.storage.write_rows(rows, count, [&](T* values, std::size_t elements) {
       finite = in_.read(values, elements * sizeof(T), "exact rows") && finite &&
                detail::all_finite(values, elements);
     });
     if (!in_.ok()) return false;
     if (!finite) return in_.fail(error_code::invalid_data, "an exact row is not finite");
-    if (count > 0) run.extend(count);
+    if (count > 0) rows.extend(count);
     return true;
   }
 
@@ -227,7 +232,7 @@ class cache_reader {
     table_.free(id);
   }
 
-  cache_state<T>& state_;
+  State& state_;
   page_table& table_;
   detail::section_reader in_;
   cache_file_header header_;

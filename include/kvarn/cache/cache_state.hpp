@@ -61,11 +61,16 @@ class cache_workspace {
   array<sealed_group> groups_;
 };
 
-template <class T>
+// `Storage`: host_storage, or another with its memory_type and the functions that files and the
+// bookkeeping call.
+template <class T, class Storage = host_storage<T>>
 struct cache_state {
-  memory_accounts memory;
+  using element = T;
+  using storage_type = Storage;
+
+  typename Storage::memory_type memory;
   page_table table;
-  host_storage<T> storage;
+  Storage storage;
   fixed_array<sequence_moments> moments;  // by slot
   const query_factors* factors;
   encoder method;
@@ -107,6 +112,18 @@ struct cache_state {
       if (table.is_exact_layer(layer)) storage.rows(id, layer).tail.drop_front(tokens);
   }
 
+  // The next groups of the tail now stand in claimed pages. Precondition: table.reserve.
+  void publish(sequence_id id, std::span<const std::int32_t> pages) {
+    for (const std::int32_t page : pages) table.publish(id, page);
+    const int group = table.group();
+    for (int layer = 0; layer < table.layers(); ++layer) {
+      if (table.is_exact_layer(layer)) continue;
+      auto& tail = storage.rows(id, layer).tail;
+      tail.drop_front(static_cast<int>(pages.size()) * group);
+      storage.shrink(tail, 2 * group);
+    }
+  }
+
   // Seals the next `tiles` tiles, at most sealable(id); false, with nothing changed, without
   // enough free pages. std::bad_alloc changes nothing either.
   template <class Executor>
@@ -131,14 +148,7 @@ struct cache_state {
 #if KVARN_EXCEPTIONS
     if (failed) throw std::bad_alloc();
 #endif
-    for (const std::int32_t page : pages.hand_over()) table.publish(id, page);
-    const int group = table.group();
-    for (int layer = 0; layer < table.layers(); ++layer) {
-      if (table.is_exact_layer(layer)) continue;
-      auto& tail = storage.rows(id, layer).tail;
-      tail.drop_front(tiles * group);
-      tail.shrink(storage.shape(), memory.exact, 2 * group);
-    }
+    publish(id, pages.hand_over());
     return true;
   }
 

@@ -1,4 +1,4 @@
-// The headers of cache files and the order of exact rows: docs/cache-file.md in code.
+// The headers of cache files: docs/cache-file.md in code.
 #pragma once
 
 #include <cstddef>
@@ -70,19 +70,6 @@ cache_file_header header_of(const page_table& table, const row_shape& shape) {
   header.group = static_cast<std::uint32_t>(table.group());
   header.sink = static_cast<std::uint32_t>(table.sink());
   return header;
-}
-
-// Keys of all heads, then values: rows 0 .. count - 1; they must be reserved.
-template <class T, class Visit>
-void for_each_block(const row_shape& shape, const exact_run<T>& run, int count,
-                    const Visit& visit) {
-  const auto elements = [count](int dim) {
-    return static_cast<std::size_t>(count) * static_cast<std::size_t>(dim);
-  };
-  for (int head = 0; head < shape.kv_heads; ++head)
-    visit(run.keys(shape, head, 0).data, elements(shape.key_head_dim));
-  for (int head = 0; head < shape.kv_heads; ++head)
-    visit(run.values(shape, head, 0).data, elements(shape.value_head_dim));
 }
 
 }  // namespace detail

@@ -68,7 +68,11 @@ struct memory_accounts {
   memory_account pages, exact, statistics, tables;
 
   memory_accounts(std::pmr::memory_resource* upstream, std::size_t exact_limit)
-      : pages(upstream), exact(upstream, exact_limit), statistics(upstream), tables(upstream) {}
+      : memory_accounts(upstream, exact_limit, upstream) {}
+  // Pages from elsewhere.
+  memory_accounts(std::pmr::memory_resource* upstream, std::size_t exact_limit,
+                  std::pmr::memory_resource* of_pages)
+      : pages(of_pages), exact(upstream, exact_limit), statistics(upstream), tables(upstream) {}
 
   memory_use use() const noexcept {
     return {pages.bytes(), exact.bytes(), statistics.bytes(), tables.bytes()};

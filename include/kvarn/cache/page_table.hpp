@@ -100,6 +100,7 @@ class page_table {
   int layers() const noexcept { return static_cast<int>(exact_.size()); }
   int sink() const noexcept { return sink_; }
   int group() const noexcept { return group_; }
+  int tail() const noexcept { return tail_; }
   bool is_exact_layer(int layer) const { return exact_[index(layer)]; }
 
   std::int64_t page_count() const noexcept { return static_cast<std::int64_t>(references_.size()); }

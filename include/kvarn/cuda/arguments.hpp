@@ -121,6 +121,43 @@ struct factor_arguments {
   int count = 0;
 };
 
+// New tokens of one sequence, and the exact rows that take them: the first `to_sink` go to the
+// sink, the others to the tail. Rows stand as [token][kv_heads][head_dim] without gaps.
+struct append_sequence {
+  void* sink_keys = nullptr;  // where the first of the tokens goes
+  void* sink_values = nullptr;
+  void* tail_keys = nullptr;
+  void* tail_values = nullptr;
+  std::int64_t first = 0;  // its first token among those of append_arguments
+  std::int32_t count = 0;  // tokens; at most append_arguments::max_tokens
+  std::int32_t to_sink = 0;
+};
+
+struct append_arguments {
+  int key_head_dim = 128;
+  int value_head_dim = 128;
+  int kv_heads = 1;
+  const void* keys = nullptr;    // [tokens][kv_heads][key_head_dim] by key_strides
+  const void* values = nullptr;  // the same of values
+  element_type type = element_type::float16;
+  element_type exact_type = element_type::float16;
+  token_strides key_strides = {};
+  token_strides value_strides = {};
+  bool rotate_keys = true;  // false: they are rotated already
+  bool rotate_values = true;
+  const append_sequence* sequences = nullptr;  // device memory, `count` of them
+  int count = 0;
+  int max_tokens = 1;                   // of one sequence
+  replaced_counts* replaced = nullptr;  // device memory, added to; may be null
+};
+
+// Bytes to move; both places and the size are multiples of 16 bytes and do not overlap.
+struct row_copy {
+  void* to = nullptr;
+  const void* from = nullptr;
+  std::uint64_t bytes = 0;
+};
+
 // Tokens kept exact, rotated: channel c of token t of a KV head stands at
 // t * strides.token + head * strides.head + c, by key_strides and value_strides.
 struct exact_rows {

@@ -40,15 +40,17 @@ namespace kvarn::cuda {
 struct attention_policy {
   int warps = 8;          // per block, 8 or 4
   int blocks_per_sm = 2;  // that registers are kept for
+  int row_blocks = 2;     // of four rows that go through a tile together, where there are so many:
+                          // 1 or 2; with four warps 1
 };
 
 // What fits the shared memory and registers of the devices this was measured on.
 KVARN_INLINE constexpr attention_policy default_policy(const cache_format& format) {
   const std::size_t eight_warps = 8 * format.head_bytes();
   const bool has_three_bits = format.key_bits == 3 || format.value_bits == 3;  // more registers
-  if (eight_warps <= std::size_t{80} * 1024 && !has_three_bits) return {8, 2};
-  if (eight_warps <= std::size_t{150} * 1024) return {8, 1};
-  return {4, 1};
+  if (eight_warps <= std::size_t{80} * 1024 && !has_three_bits) return {8, 2, 2};
+  if (eight_warps <= std::size_t{150} * 1024) return {8, 1, 2};
+  return {4, 1, 1};
 }
 
 inline namespace KVARN_CUDA_NAMESPACE {
@@ -69,7 +71,7 @@ launch_status attend(const attention_arguments& arguments, cudaStream_t stream);
 namespace detail {
 
 // Kernels take the format as its id: nvcc does not compile those with structs as parameters.
-template <format_id Format, int Warps, int BlocksPerSm>
+template <format_id Format, int Warps, int BlocksPerSm, int RowBlocks>
 KVARN_KERNEL void __launch_bounds__(32 * Warps, BlocksPerSm)
     attention_kernel(const __grid_constant__ attention_parameters p) {
   extern __shared__ float4 shared[];
@@ -77,13 +79,15 @@ KVARN_KERNEL void __launch_bounds__(32 * Warps, BlocksPerSm)
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
-  attention_block<format_of_id(Format), Warps>(p, reinterpret_cast<std::byte*>(shared), barriers)
+  attention_block<format_of_id(Format), Warps, RowBlocks>(p, reinterpret_cast<std::byte*>(shared),
+                                                          barriers)
       .run();
 }
 
 // How a call is cut, and how much memory it takes.
 struct attention_plan {
   attention_parameters parameters;
+  int rows_at_once;  // that go through a tile together
   int shared_bytes;
   std::size_t workspace_bytes;
 };
@@ -96,8 +100,9 @@ attention_plan plan_attention(const attention_arguments& a) {
   p.arguments = a;
   p.page_bytes = static_cast<std::uint32_t>(Format.page_bytes(a.kv_heads));
   const int rows = a.max_tokens * a.heads;
+  plan.rows_at_once = rows > 4 ? 4 * Policy.row_blocks : 4;
   p.row_blocks = blocks_of(rows, rows_per_block);
-  p.rows = (std::min)(4 * blocks_of(rows, 4), rows_per_block);
+  p.rows = (std::min)(plan.rows_at_once * blocks_of(rows, plan.rows_at_once), rows_per_block);
   const int chunks = (std::max)(chunks_of(a.max_sink, a.max_pages, a.max_tail), 1);
   const int heads = a.count * a.kv_heads * p.row_blocks;
   int splits = a.splits;
@@ -187,7 +192,8 @@ std::size_t attention_workspace_bytes(const attention_arguments& arguments) {
 
 template <cache_format Format, attention_policy Policy>
 launch_status attend(const attention_arguments& arguments, cudaStream_t stream) {
-  static_assert(Policy.warps == 8 || Policy.warps == 4);
+  static_assert(Policy.warps == 8 || (Policy.warps == 4 && Policy.row_blocks == 1));
+  static_assert(Policy.row_blocks == 1 || Policy.row_blocks == 2);
   static_assert(Format.key_head_dim <= 256 && Format.value_head_dim <= 256,
                 "attention is there for head dimensions up to 256");
   const attention_arguments& a = arguments;
@@ -203,7 +209,11 @@ launch_status attend(const attention_arguments& arguments, cudaStream_t stream) 
   p.cap.slope = a.logit_soft_cap == 0.0f ? 0.0f : 2.0f / a.logit_soft_cap;
   constexpr std::int64_t all = 1 << 30;
   p.window = static_cast<int>(a.window <= 0 ? all : (std::min)(a.window, all));
-  const auto kernel = detail::attention_kernel<Format.id(), Policy.warps, Policy.blocks_per_sm>;
+  const auto kernel =
+      plan.rows_at_once > 4
+          ? detail::attention_kernel<Format.id(), Policy.warps, Policy.blocks_per_sm,
+                                     Policy.row_blocks>
+          : detail::attention_kernel<Format.id(), Policy.warps, Policy.blocks_per_sm, 1>;
   if (const cudaError_t code = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes);
       code != cudaSuccess)

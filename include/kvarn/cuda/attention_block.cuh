@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "../format/tile_layout.hpp"
+#include "attention_exact.cuh"
 #include "attention_rows.cuh"
 #include "attention_tile.cuh"
 #include "device.cuh"
@@ -16,8 +17,11 @@ namespace kvarn::cuda {
 inline namespace KVARN_CUDA_NAMESPACE {
 namespace detail {
 
-template <cache_format Format, int Warps>
+// `Blocks`: of four rows, that go through a tile together.
+template <cache_format Format, int Warps, int Blocks>
 class attention_block {
+  static_assert(Blocks == 1 || Warps == 8, "a warp keeps the sums of one group of a chunk");
+
  public:
   __device__ attention_block(const attention_parameters& p, std::byte* shared,
                              attention_barriers<Warps>& barriers)
@@ -53,7 +57,8 @@ class attention_block {
       work_.end = end;
       work_.first_group = groups_per_chunk * first_sealed;
       work_.end_group = min(groups_per_chunk * end_sealed, sequence_.page_count);
-      work_.whole = rows <= 4 ? max(end_sealed - first_sealed, 0) / 8 : 0;
+      work_.padded = rows_at_once * blocks_of(rows, rows_at_once);
+      work_.whole = rows <= rows_at_once ? max(end_sealed - first_sealed, 0) / 8 : 0;
       work_.first_whole = sink_chunks + first_sealed;
     }
     __syncwarp();
@@ -63,8 +68,8 @@ class attention_block {
       values_.init();
       if (warp_ == 0)
         for (int i = 0; i < 2; ++i) {
-          shared_barrier(&barriers_.ready[i]).init(Warps);
-          shared_barrier(&barriers_.free[i]).init(Warps);
+          shared_barrier(&barriers_.ready[i]).init(threads);
+          shared_barrier(&barriers_.free[i]).init(threads);
         }
       shared_barrier::fence_init();
     }
@@ -76,42 +81,40 @@ class attention_block {
     prepare_queries();
 
     joined_chunk_ = first;
-    const int steps = max(end - first, 0) * blocks_of(rows, 4) - 7 * work_.whole;
-    const int lag = p_.lag;
+    int step = 0;
     int chunk = first;
     int block = 0;
-    for (int step = 0; step < (steps > 0 ? steps + lag : 0); ++step) {
-      if (step < steps) {
-        const bool is_sink = chunk < sink_chunks;
-        const int behind = chunk - sink_chunks;  // chunks behind the sink
-        if (is_whole(chunk)) {
-          attend_chunks(step);
-          chunk += 8;
-        } else {
-          if (!is_sink && behind < sealed_chunks)
-            attend_groups(step, block);
-          else
-            attend_rows(step, block, is_sink ? sequence_.sink : sequence_.tail,
-                        exact_chunk * (is_sink ? chunk : behind - sealed_chunks));
-          block += 4;
-          if (block >= work_.rows) {
-            block = 0;
-            ++chunk;
-          }
+    while (chunk < end) {
+      const bool is_sink = chunk < sink_chunks;
+      const int behind = chunk - sink_chunks;  // chunks behind the sink
+      if (is_whole(chunk)) {
+        attend_chunks(step);
+        chunk += 8;
+      } else {
+        if (!is_sink && behind < sealed_chunks)
+          attend_groups(step, block);
+        else
+          attend_rows(step, block, is_sink ? sequence_.sink : sequence_.tail,
+                      exact_chunk * (is_sink ? chunk : behind - sealed_chunks));
+        block += rows_at_once;
+        if (takes_all_rows || block >= work_.rows) {
+          block = 0;
+          ++chunk;
         }
-        __syncwarp();
-        if (lane_index() == 0) shared_barrier(&barriers_.ready[step & lag]).arrive();
       }
-      // One step behind, where there is room for the parts of two.
-      if (step >= lag) join_parts(step - lag);
+      step += Blocks;
     }
-    if (p_.splits == 1) finish(steps > 0);
+    if (step > 0 && p_.lag > 0) join_parts(step - 1);
+    if (p_.splits == 1) finish(step > 0);
   }
 
  private:
   using layout = attention_layout<Format>;
   static constexpr int threads = 32 * Warps;
-  static constexpr int warps_per_row = Warps / 4;  // when parts are joined
+  static constexpr int rows_at_once = 4 * Blocks;
+  static constexpr bool takes_all_rows = rows_at_once >= rows_per_block;
+  static constexpr int channels = layout::value_dim / 8;  // of a lane
+  static constexpr int warps_per_row = Warps / 4;         // when parts are joined
 
   // Entry n of those this warp takes: 64 / Warps of every eight chunks that are taken whole, then
   // one (or two) of every chunk.
@@ -263,8 +266,16 @@ class attention_block {
     start_values();
   }
 
-  // The loaded group against rows block .. block + 3: calls begin(weights), which returns what
-  // sum_values puts its sums to. Behind the last rows the next group takes the place of this one.
+  // The parts of a step are written: joins them, where there is room for two those of the one
+  // before.
+  __device__ void end_step(int step) {
+    shared_barrier(&barriers_.ready[step & p_.lag]).arrive();
+    if (step >= p_.lag) join_parts(step - p_.lag);
+  }
+
+  // The loaded group against rows block .. block + rows_at_once - 1: calls begin(softmaxes), which
+  // returns what sum_values puts its sums to. Behind the last rows the next group takes the place
+  // of this one.
   template <class Begin>
   __device__ void attend_group(int block, bool is_last, Begin begin) {
     const std::byte* const keys = shared_ + warp_ * layout::slot_bytes;
@@ -273,19 +284,24 @@ class attention_block {
     const int ahead = ahead_;
     const bool sees_all =
         count == Format.group && ahead >= Format.group && ahead + work_.spread <= p_.window;
-    score_array<Format> scores;
+    score_array<Format> scores[Blocks];
     keys_.wait(use_);
-    score_tile<Format>(keys, query(row), query_unit(row), scores);
+    score_tile<Format>(
+        keys, [&](int b) { return query(row + 4 * b); },
+        [&](int b) { return query_unit(row + 4 * b); }, scores);
     if (is_last) {
       __syncwarp();
       advance();
       start_keys();
     }
-    const tile_softmax weights = weigh_scores<Format>(
-        scores, sees_all, [&](int token) { return token < count && sees(row, ahead, token); },
-        p_.cap);
+    tile_softmax softmax[Blocks];
+#pragma unroll
+    for (int b = 0; b < Blocks; ++b)
+      softmax[b] = weigh_scores<Format>(
+          scores[b], sees_all,
+          [&](int token) { return token < count && sees(row + 4 * b, ahead, token); }, p_.cap);
     values_.wait(use_);
-    sum_values<Format>(keys + layout::key_bytes, scores, weights.norm, begin(weights.state));
+    sum_values<Format>(keys + layout::key_bytes, scores, softmax, begin(softmax));
     if (is_last) {
       __syncwarp();
       start_values();
@@ -293,150 +309,135 @@ class attention_block {
     }
   }
 
-  // The sealed groups of this warp in the chunk, one leaf each, for rows block .. block + 3.
-  __device__ void attend_groups(int step, int block) {
-    const bool is_last = block + 4 >= work_.rows;
+  // Leaves the sums of one leaf, which a lane has of its row.
+  __device__ void leave_sums(int step, int leaf, const softmax_state& state,
+                             const float (&sum)[channels]) {
+    wait_for_parts(step);
     const int i = lane_index() & 3;
-#pragma unroll 1
-    for (int leaf = warp_; leaf < groups_per_chunk; leaf += Warps) {
-      if (loaded_.count == 0) {
-        leave_empty(step, leaf);
-        if (is_last) skip_group();
-        continue;
+    float* const out = part(step, leaf, i) + (lane_index() >> 2);
+#pragma unroll
+    for (int k = 0; k < channels; ++k) out[8 * k] = sum[k];
+    if (lane_index() < 4) part_state(step, leaf, i) = state;
+  }
+
+  // The sealed groups of this warp in the chunk, one leaf each, for the rows from `block` on.
+  __device__ void attend_groups(int step, int block) {
+    const bool is_last = takes_all_rows || block + rows_at_once >= work_.rows;
+    if constexpr (Blocks > 1) {
+      float sum[Blocks][channels] = {};
+      softmax_state state[Blocks];
+#pragma unroll
+      for (int b = 0; b < Blocks; ++b) state[b] = {nothing_seen, 0.0f};
+      if (loaded_.count > 0)
+        attend_group(block, is_last, [&](const tile_softmax(&softmax)[Blocks]) {
+#pragma unroll
+          for (int b = 0; b < Blocks; ++b) state[b] = softmax[b].state;
+          return [&sum](int b, int k, float value) { sum[b][k] = value; };
+        });
+      else if (is_last)
+        skip_group();
+#pragma unroll
+      for (int b = 0; b < Blocks; ++b) {
+        leave_sums(step + b, warp_, state[b], sum[b]);
+        end_step(step + b);
       }
-      attend_group(block, is_last, [&](const softmax_state& state) {
-        wait_for_parts(step);
-        if (lane_index() < 4) part_state(step, leaf, i) = state;
-        float* const out = part(step, leaf, i) + (lane_index() >> 2);
-        return [out](int k, float value) { out[8 * k] = value; };
-      });
+    } else {
+      const int i = lane_index() & 3;
+#pragma unroll 1
+      for (int leaf = warp_; leaf < groups_per_chunk; leaf += Warps) {
+        if (loaded_.count == 0) {
+          leave_empty(step, leaf);
+          if (is_last) skip_group();
+          continue;
+        }
+        attend_group(block, is_last, [&](const tile_softmax(&softmax)[Blocks]) {
+          wait_for_parts(step);
+          if (lane_index() < 4) part_state(step, leaf, i) = softmax[0].state;
+          float* const out = part(step, leaf, i) + (lane_index() >> 2);
+          return [out](int, int k, float value) { out[8 * k] = value; };
+        });
+      }
+      end_step(step);
     }
   }
 
-  // Whole chunks of sealed groups, one (of four warps two) for each warp. At most four rows.
+  // Whole chunks of sealed groups, one (of four warps two) for each warp. At most rows_at_once
+  // rows.
   __device__ void attend_chunks(int step) {
-    constexpr int channels = layout::value_dim / 8;  // of a lane
-    const int i = lane_index() & 3;
 #pragma unroll 1
     for (int leaf = warp_; leaf < 8; leaf += Warps) {
-      float sum[channels] = {};
-      softmax_state state{nothing_seen, 0.0f};
+      float sum[Blocks][channels] = {};
+      softmax_state state[Blocks];
+#pragma unroll
+      for (int b = 0; b < Blocks; ++b) state[b] = {nothing_seen, 0.0f};
 #pragma unroll 1
       for (int group = 0; group < groups_per_chunk; ++group) {
         if (loaded_.count == 0) {
           skip_group();
           continue;
         }
-        attend_group(0, true, [&](const softmax_state& now) {
-          float before;
-          float factor;
-          state = joined(state, now, before, factor);
-          if (__any_sync(all_lanes, before != 1.0f)) {
+        attend_group(0, true, [&](const tile_softmax(&softmax)[Blocks]) {
+          struct {
+            float factor[Blocks];
+          } now;
 #pragma unroll
-            for (int k = 0; k < channels; ++k) sum[k] = sum[k] * before;
+          for (int b = 0; b < Blocks; ++b) {
+            float before;
+            state[b] = joined(state[b], softmax[b].state, before, now.factor[b]);
+            if (__any_sync(all_lanes, before != 1.0f)) {
+#pragma unroll
+              for (int k = 0; k < channels; ++k) sum[b][k] = sum[b][k] * before;
+            }
           }
-          return [&sum, factor](int k, float value) { sum[k] = std::fma(value, factor, sum[k]); };
+          return [&sum, now](int b, int k, float value) {
+            sum[b][k] = std::fma(value, now.factor[b], sum[b][k]);
+          };
         });
       }
-      wait_for_parts(step);
-      float* const out = part(step, leaf, i) + (lane_index() >> 2);
+      if constexpr (Blocks == 1) leave_sums(step, leaf, state[0], sum[0]);
+      if constexpr (Blocks > 1) {
 #pragma unroll
-      for (int k = 0; k < channels; ++k) out[8 * k] = sum[k];
-      if (lane_index() < 4) part_state(step, leaf, i) = state;
+        for (int b = 0; b < Blocks; ++b) {
+          leave_sums(step + b, leaf, state[b], sum[b]);
+          end_step(step + b);
+        }
+      }
     }
+    if constexpr (Blocks == 1) end_step(step);
   }
 
-  // 16 exact tokens per leaf, from token `start` on, for rows block .. block + 3.
+  // 16 exact tokens per leaf, from token `start` on, for the rows from `block` on.
   __device__ void attend_rows(int step, int block, const exact_rows& rows, int start) {
 #pragma unroll 1
-    for (int leaf = warp_; leaf < groups_per_chunk; leaf += Warps) {
-      const int first = start + 16 * leaf;
-      if (first < rows.count)
-        attend_leaf(step, block, leaf, rows, first, min(16, rows.count - first));
-      else
-        leave_empty(step, leaf);
+    for (int b = 0; b < Blocks; ++b) {
+#pragma unroll 1
+      for (int leaf = warp_; leaf < groups_per_chunk; leaf += Warps) {
+        const int first = start + 16 * leaf;
+        if (first < rows.count)
+          attend_leaf(step + b, block + 4 * b, leaf, rows, first, min(16, rows.count - first));
+        else
+          leave_empty(step + b, leaf);
+      }
+      end_step(step + b);
     }
   }
 
   __device__ void attend_leaf(int step, int block, int leaf, const exact_rows& rows, int first,
                               int count) {
-    const attention_arguments& a = p_.arguments;
-    const int lane = lane_index();
-    // Scores: a lane has one token and every other run of 8 channels.
-    const int token = lane & 15;
-    float score[4] = {};
-    const std::int64_t key_row =
-        (first + min(token, count - 1)) * a.key_strides.token + kv_head_ * a.key_strides.head;
-#pragma unroll 4
-    for (int c = 8 * (lane >> 4); c < layout::key_dim; c += 16) {
-      float k[8];
-      load_eight(rows.keys, a.exact_type, key_row + c, k);
-#pragma unroll
-      for (int row = 0; row < 4; ++row) {
-        const float4 x = *reinterpret_cast<const float4*>(query(block + row) + c);
-        const float4 y = *reinterpret_cast<const float4*>(query(block + row) + c + 4);
-        const float q[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
-#pragma unroll
-        for (int i = 0; i < 8; ++i) score[row] = std::fma(q[i], k[i], score[row]);
-      }
-    }
+    const exact_leaf tokens(p_.arguments, rows, kv_head_, first, count);
     const int ahead = static_cast<int>(work_.first_end - (rows.position + first));
     float weight[4];
     softmax_state state[4];
-#pragma unroll
-    for (int row = 0; row < 4; ++row) {
-      float s = (score[row] + __shfl_xor_sync(all_lanes, score[row], 16)) * query_unit(block + row);
-      if (p_.cap.cap != 0.0f) s = p_.cap(s);
-      if (token >= count || !sees(block + row, ahead, token)) s = unseen;
-      float largest = s;
-#pragma unroll
-      for (int lanes = 1; lanes < 16; lanes *= 2)
-        largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, lanes));
-      state[row].maximum = rounded_maximum(largest);
-      weight[row] = state[row].maximum == nothing_seen
-                        ? 0.0f
-                        : exp2_approx(s - static_cast<float>(state[row].maximum));
-      state[row].sum = weight[row];
-#pragma unroll
-      for (int lanes = 1; lanes < 16; lanes *= 2)
-        state[row].sum = state[row].sum + __shfl_xor_sync(all_lanes, state[row].sum, lanes);
-    }
+    weigh_exact<layout::key_dim>(
+        tokens, [&](int row) { return query(block + row); },
+        [&](int row) { return query_unit(block + row); },
+        [&](int row, int token) { return sees(block + row, ahead, token); }, p_.cap, weight, state);
     wait_for_parts(step);
-    if (lane == 0) {
+    if (lane_index() == 0) {
 #pragma unroll
       for (int row = 0; row < 4; ++row) part_state(step, leaf, row) = state[row];
     }
-    // Values: a lane has channels 2 lane + 64 k and the next.
-    constexpr int pairs = blocks_of(layout::value_dim, 64);
-    float out[4][pairs][2] = {};
-    const std::int64_t value_row = first * a.value_strides.token + kv_head_ * a.value_strides.head;
-#pragma unroll 4
-    for (int t = 0; t < count; ++t) {
-      float w[4];
-#pragma unroll
-      for (int row = 0; row < 4; ++row) w[row] = __shfl_sync(all_lanes, weight[row], t);
-#pragma unroll
-      for (int k = 0; k < pairs; ++k) {
-        const int d = 2 * lane + 64 * k;
-        if (d >= layout::value_dim) break;
-        const float_pair v =
-            load_pair(rows.values, a.exact_type, value_row + t * a.value_strides.token + d);
-#pragma unroll
-        for (int row = 0; row < 4; ++row) {
-          out[row][k][0] = std::fma(w[row], v.low, out[row][k][0]);
-          out[row][k][1] = std::fma(w[row], v.high, out[row][k][1]);
-        }
-      }
-    }
-#pragma unroll
-    for (int row = 0; row < 4; ++row)
-#pragma unroll
-      for (int k = 0; k < pairs; ++k) {
-        const int d = 2 * lane + 64 * k;
-        if (d < layout::value_dim)
-          *reinterpret_cast<float2*>(part(step, leaf, row) + d) =
-              make_float2(out[row][k][0], out[row][k][1]);
-      }
+    sum_exact<layout::value_dim>(tokens, weight, [&](int row) { return part(step, leaf, row); });
   }
 
   // Sums so far of what a warp joins: part of the channels of one row of every four. No other warp
@@ -454,6 +455,8 @@ class attention_block {
   __device__ void join_parts(int step) {
     shared_barrier(&barriers_.ready[step & p_.lag]).wait(step >> p_.lag);
     const int row = warp_ / warps_per_row;
+    const int chunk = joined_chunk_;
+    const int summed = summed_;
     // A lane has one leaf.
     const softmax_state mine = part_state(step, lane_index() & 7, row);
     const auto value_of = [&](int leaf, int pair) {
@@ -485,13 +488,15 @@ class attention_block {
         return value;
       });
     }
-    __syncwarp();
-    if (lane_index() == 0) shared_barrier(&barriers_.free[step & p_.lag]).arrive();
-    __syncwarp();
+    shared_barrier(&barriers_.free[step & p_.lag]).arrive();
+    joined_block_ = joined_block_ + 4 < work_.padded ? joined_block_ + 4 : 0;
+    if (joined_block_ == 0) return;
+    joined_chunk_ = chunk;  // the next four rows begin with the same
+    summed_ = summed;
   }
 
-  // Joins row `row` of the next four rows of a chunk to its section; where that (or, with the
-  // sequence cut finely, the chunk) ends, stores it or joins it to the total.
+  // Joins row `row` of four rows of a chunk to its section; where that (or, with the sequence cut
+  // finely, the chunk) ends, stores it or joins it to the total.
   template <class Value>
   __device__ void join_chunk(softmax_state state, int row, Value value_of) {
     const int block = joined_block_;
@@ -538,12 +543,8 @@ class attention_block {
         *reinterpret_cast<softmax_state*>(stored + layout::value_dim) = state;
     }
     __syncwarp();
-    joined_block_ += 4;
-    if (joined_block_ >= work_.rows) {
-      joined_block_ = 0;
-      ++joined_chunk_;
-      summed_ = ends ? 0 : summed_ + 1;
-    }
+    ++joined_chunk_;
+    summed_ = ends ? 0 : summed_ + 1;
   }
 
   // Where a row of a partial sum is kept for the combining kernel.

@@ -16,7 +16,7 @@ namespace detail {
 inline constexpr int groups_per_chunk = 8;
 inline constexpr int chunks_per_section = 4;
 inline constexpr int exact_chunk = 128;  // tokens
-inline constexpr int rows_per_block = 16;
+inline constexpr int rows_per_block = 8;
 
 struct attention_parameters {
   attention_arguments arguments;
@@ -24,8 +24,8 @@ struct attention_parameters {
   float out_scale;  // of the rotation back
   soft_cap cap;     // in units of log 2
   int window;       // tokens that a row sees; all: more than there can be
-  int row_blocks;   // of 16 rows
-  int rows;         // in a block: the multiple of 4 that was made room for
+  int row_blocks;   // of rows_per_block rows
+  int rows;         // in a block: what was made room for
   int run;          // chunks that a block takes
   int partial;      // chunks that are summed up before they are stored
   int partials;     // of one sequence, at most
@@ -135,7 +135,8 @@ struct block_work {
   const page_entry* pages;
   int spread;  // how many tokens more the last row sees
   int rows;
-  int end;  // of the chunks
+  int padded;  // rows, rounded up to those that go through a tile together
+  int end;     // of the chunks
   int first_group;
   int end_group;
   int whole;  // times eight chunks from first_whole on, of which a warp takes whole ones

@@ -1,6 +1,8 @@
-// One packed tile against four rows of queries, by one warp on integer tensor cores.
+// One packed tile against four rows of queries, or blocks of four, by one warp on integer tensor
+// cores. Codes are taken out of their words once for all blocks.
 //
-// Lane 4 r + i works for row i of the four. Of the columns that an operand contracts over it holds
+// Lane 4 r + i works for row i of every four. Of the columns that an operand contracts over it
+// holds
 //   base + 16 q + word_stride w + e,   base = 16 runs (r / 2) + half_stride (r % 2),
 // in element [q][w][e]: that is where the transposition of 8 x 8 matrices takes them from, and
 // where the scores of a tile come out, whose rows are taken in the order that makes it so.
@@ -179,9 +181,10 @@ struct folded_operand {
   float bias;  // sum of a[c] zero[c], over all lanes of the row
 };
 
-// Folds steps and zeros of the tile into `a`. |a| must be at most 2^15 (signed) or 2^16.
-template <bool Signed, tile_layout Layout, int Runs>
-__device__ inline folded_operand<Runs> fold(const std::byte* record, const float (&a)[Runs][2][4]) {
+// Folds steps and zeros of the tile into the numbers of each block, which get(block, q, w, a)
+// gives. |a| must be at most 2^15 (signed) or 2^16.
+template <bool Signed, tile_layout Layout, int Runs, int Blocks, class Get>
+__device__ inline void fold(const std::byte* record, Get get, folded_operand<Runs> (&out)[Blocks]) {
   using order = code_order<Layout.bits>;
   constexpr int cols = Layout.cols();
   constexpr bool is_padded = 64 * Runs != cols;
@@ -204,15 +207,13 @@ __device__ inline folded_operand<Runs> fold(const std::byte* record, const float
   const int exponent = max(static_cast<int>(__reduce_max_sync(all_lanes, largest) >> 11), 1);
   const std::uint32_t even_factor = half_powers(14 - exponent);
   const std::uint32_t odd_factor = Layout.bits == 4 ? even_factor : half_powers(12 - exponent);
-  folded_operand<Runs> out;
-  out.unit = __int_as_float((exponent - 14 + 127) << 23);
 
   // The low 16 bits of the sum are the number, 128 more where it has a sign.
   constexpr float magic = Signed ? 12582912.0f + 128.0f : 8388608.0f;
-  float bias = 0.0f;
+  float bias[Blocks] = {};
 #pragma unroll
   for (int q = 0; q < Runs; ++q) {
-    std::uint32_t t[2][4];
+    std::uint32_t t[Blocks][2][4];
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
       byte_halves halves = halves_of(words[q][w]);
@@ -225,37 +226,50 @@ __device__ inline folded_operand<Runs> fold(const std::byte* record, const float
       if (!is_padded || c < cols) zero = *reinterpret_cast<const uint2*>(zeros + 2 * c);
       const float_pair low = unpack_halves(zero.x);
       const float_pair high = unpack_halves(zero.y);
-      bias = bias + std::fma(a[q][w][0], low.low,
-                             std::fma(a[q][w][1], low.high,
-                                      std::fma(a[q][w][2], high.low, a[q][w][3] * high.high)));
 #pragma unroll
-      for (int e = 0; e < 4; ++e) t[w][e] = __float_as_uint(std::fma(a[q][w][e], step[e], magic));
+      for (int block = 0; block < Blocks; ++block) {
+        float a[4];
+        get(block, q, w, a);
+        bias[block] = bias[block] + std::fma(a[0], low.low,
+                                             std::fma(a[1], low.high,
+                                                      std::fma(a[2], high.low, a[3] * high.high)));
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          t[block][w][e] = __float_as_uint(std::fma(a[e], step[e], magic));
+      }
     }
 #pragma unroll
-    for (int u = 0; u < 4; ++u) {
-      const std::uint32_t first = t[order::word(u, 0)][order::element(u, 0)];
-      const std::uint32_t second = t[order::word(u, 1)][order::element(u, 1)];
-      // Low bytes of both, high bytes of both: two elements of the matrix.
-      out.b[q][u] = transpose_matrix(__byte_perm(first, second, 0x5140));
-      if constexpr (Signed) out.b[q][u] ^= (lane_index() & 4) == 0 ? 0x80808080u : 0u;
-    }
+    for (int block = 0; block < Blocks; ++block)
+#pragma unroll
+      for (int u = 0; u < 4; ++u) {
+        const std::uint32_t first = t[block][order::word(u, 0)][order::element(u, 0)];
+        const std::uint32_t second = t[block][order::word(u, 1)][order::element(u, 1)];
+        // Low bytes of both, high bytes of both: two elements of the matrix.
+        std::uint32_t& b = out[block].b[q][u];
+        b = transpose_matrix(__byte_perm(first, second, 0x5140));
+        if constexpr (Signed) b ^= (lane_index() & 4) == 0 ? 0x80808080u : 0u;
+      }
   }
 #pragma unroll
-  for (int lane = 4; lane < 32; lane *= 2) bias = bias + __shfl_xor_sync(all_lanes, bias, lane);
-  out.bias = bias;
-  return out;
+  for (int block = 0; block < Blocks; ++block) {
+#pragma unroll
+    for (int lane = 4; lane < 32; lane *= 2)
+      bias[block] = bias[block] + __shfl_xor_sync(all_lanes, bias[block], lane);
+    out[block].bias = bias[block];
+    out[block].unit = __int_as_float((exponent - 14 + 127) << 23);
+  }
 }
 
 // Sums over the codes of N pairs of rows of the tile, `first(n)` and `second(n)`; lanes of r see
 // them as rows r and r + 8 of 16. Several at a time, since a multiplication waits for the one
 // before it that it adds to.
-template <bool Signed, int N, tile_layout Layout, int Runs, class First, class Second>
+template <bool Signed, int N, int Blocks, tile_layout Layout, int Runs, class First, class Second>
 __device__ inline void multiply_rows(const code_rows<Layout, Runs>& rows, First first,
-                                     Second second, const folded_operand<Runs>& operand,
-                                     float (&sums)[N][2]) {
+                                     Second second, const folded_operand<Runs> (&operands)[Blocks],
+                                     float (&sums)[Blocks][N][2]) {
   std::uint32_t low[N][2][Runs];
   std::uint32_t high[N][2][Runs];
-  int c[N][4] = {};
+  int c[Blocks][N][4] = {};
 #pragma unroll
   for (int n = 0; n < N; ++n) {
     rows.load(first(n), low[n][0], high[n][0]);
@@ -272,14 +286,20 @@ __device__ inline void multiply_rows(const code_rows<Layout, Runs>& rows, First 
 #pragma unroll
       for (int u = 0; u < 4; u += 2) {
         const std::uint32_t a[4] = {x[u], y[u], x[u + 1], y[u + 1]};
-        multiply_bytes<Signed>(c[n], a, operand.b[q][u], operand.b[q][u + 1]);
+#pragma unroll
+        for (int block = 0; block < Blocks; ++block)
+          multiply_bytes<Signed>(c[block][n], a, operands[block].b[q][u],
+                                 operands[block].b[q][u + 1]);
       }
     }
 #pragma unroll
-  for (int n = 0; n < N; ++n) {
-    sums[n][0] = static_cast<float>(c[n][0] + 256 * c[n][1]);
-    sums[n][1] = static_cast<float>(c[n][2] + 256 * c[n][3]);
-  }
+  for (int block = 0; block < Blocks; ++block)
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const int(&sum)[4] = c[block][n];
+      sums[block][n][0] = static_cast<float>(sum[0] + 256 * sum[1]);
+      sums[block][n][1] = static_cast<float>(sum[2] + 256 * sum[3]);
+    }
 }
 
 // What an FP8 byte's bits as a binary16 have to be multiplied by.
@@ -306,47 +326,48 @@ __device__ inline void for_scores(score_array<Format>& scores, F f) {
         f(scores[q][w][e], 16 * q + code_order<Format.value_bits>::word_stride * w + e);
 }
 
-// Scores of the lane's row with the tokens of the key record. `query`: of magnitude at most 2^15,
-// zeros behind the head dimension; `unit`: what it counts in.
-template <cache_format Format>
-__device__ inline void score_tile(const std::byte* keys, const float* query, float unit,
-                                  score_array<Format>& scores) {
+// Scores of the lane's rows with the tokens of the key record. `query(block)`: of magnitude at most
+// 2^15, zeros behind the head dimension; `unit(block)`: what it counts in.
+template <cache_format Format, int Blocks, class Query, class Unit>
+__device__ inline void score_tile(const std::byte* keys, Query query, Unit unit,
+                                  score_array<Format> (&scores)[Blocks]) {
   constexpr tile_layout layout = Format.key_layout();
   constexpr int runs = key_runs<Format>;
   using order = code_order<layout.bits>;
   using token_order = code_order<Format.value_bits>;
-  float a[runs][2][4];
-  const float* const mine = query + order::base(runs);
-#pragma unroll
-  for (int q = 0; q < runs; ++q)
-#pragma unroll
-    for (int w = 0; w < 2; ++w) {
-      const float4 quad = *reinterpret_cast<const float4*>(mine + 16 * q + order::word_stride * w);
-      a[q][w][0] = quad.x;
-      a[q][w][1] = quad.y;
-      a[q][w][2] = quad.z;
-      a[q][w][3] = quad.w;
-    }
-  const folded_operand<runs> operand = fold<true, layout>(keys, a);
+  folded_operand<runs> operands[Blocks];
+  const int mine = order::base(runs);
+  fold<true, layout>(
+      keys,
+      [&](int block, int q, int w, float(&a)[4]) {
+        const float4 quad =
+            *reinterpret_cast<const float4*>(query(block) + mine + 16 * q + order::word_stride * w);
+        a[0] = quad.x;
+        a[1] = quad.y;
+        a[2] = quad.z;
+        a[3] = quad.w;
+      },
+      operands);
   const int base = token_order::base(value_runs<Format>);
   const code_rows<layout, runs> rows(keys, base);
+  constexpr int together = Blocks == 1 ? 2 : 1;  // more take more registers than there are
 #pragma unroll
   for (int q = 0; q < value_runs<Format>; ++q)
 #pragma unroll
-    for (int pair = 0; pair < 4; pair += 2) {
-      float sums[2][2];  // 4 at a time take more registers than there are
+    for (int pair = 0; pair < 4; pair += together) {
+      float sums[Blocks][together][2];
       multiply_rows<true>(
           rows, [=](int n) { return 16 * q + token_order::column(pair + n, 0); },
-          [=](int n) { return 16 * q + token_order::column(pair + n, 1); }, operand, sums);
+          [=](int n) { return 16 * q + token_order::column(pair + n, 1); }, operands, sums);
 #pragma unroll
-      for (int n = 0; n < 2; ++n)
+      for (int block = 0; block < Blocks; ++block)
 #pragma unroll
-        for (int slot = 0; slot < 2; ++slot)
-          scores[q][token_order::word(pair + n, slot)][token_order::element(pair + n, slot)] =
-              sums[n][slot];
+        for (int n = 0; n < together; ++n)
+#pragma unroll
+          for (int slot = 0; slot < 2; ++slot)
+            scores[block][q][token_order::word(pair + n, slot)]
+                  [token_order::element(pair + n, slot)] = sums[block][n][slot];
     }
-  const float slope = operand.unit * unit * (fp8_factor<Format> * fp8_factor<Format>);
-  const float offset = operand.bias * unit * fp8_factor<Format>;
   const std::byte* const scales = keys + layout.scale_offset() + base;
 #pragma unroll
   for (int q = 0; q < value_runs<Format>; ++q)
@@ -357,8 +378,14 @@ __device__ inline void score_tile(const std::byte* keys, const float* query, flo
                                                                     token_order::word_stride * w)),
                   scale);
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        scores[q][w][e] = scale[e] * std::fma(scores[q][w][e], slope, offset);
+      for (int block = 0; block < Blocks; ++block) {
+        const float slope =
+            operands[block].unit * unit(block) * (fp8_factor<Format> * fp8_factor<Format>);
+        const float offset = operands[block].bias * unit(block) * fp8_factor<Format>;
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          scores[block][q][w][e] = scale[e] * std::fma(scores[block][q][w][e], slope, offset);
+      }
     }
 }
 
@@ -404,13 +431,14 @@ __device__ inline tile_softmax weigh_scores(score_array<Format>& scores, bool se
 }
 
 // 16 N channels from d on.
-template <int N, tile_layout Layout, int Runs, class Put>
+template <int N, int Blocks, tile_layout Layout, int Runs, class Put>
 __device__ inline void sum_channels(const code_rows<Layout, Runs>& rows, const std::uint8_t* scales,
-                                    int d, const folded_operand<Runs>& operand, float slope,
-                                    float offset, Put put) {
-  float sums[N][2];
+                                    int d, const folded_operand<Runs> (&operands)[Blocks],
+                                    const float (&slope)[Blocks], const float (&offset)[Blocks],
+                                    Put put) {
+  float sums[Blocks][N][2];
   multiply_rows<false>(
-      rows, [d](int n) { return d + 16 * n; }, [d](int n) { return d + 16 * n + 8; }, operand,
+      rows, [d](int n) { return d + 16 * n; }, [d](int n) { return d + 16 * n + 8; }, operands,
       sums);
 #pragma unroll
   for (int n = 0; n < N; ++n)
@@ -418,38 +446,57 @@ __device__ inline void sum_channels(const code_rows<Layout, Runs>& rows, const s
     for (int half = 0; half < 2; ++half) {
       const int channel = d + 16 * n + 8 * half;
       const float scale = to_float(static_cast<std::uint16_t>(scales[channel] << 7));
-      sums[n][half] = scale * std::fma(sums[n][half], slope, offset);
+#pragma unroll
+      for (int block = 0; block < Blocks; ++block)
+        sums[block][n][half] = scale * std::fma(sums[block][n][half], slope[block], offset[block]);
     }
 #pragma unroll
-  for (int n = 0; n < N; ++n) {
-    put(d / 8 + 2 * n, sums[n][0]);
-    put(d / 8 + 2 * n + 1, sums[n][1]);
-  }
+  for (int block = 0; block < Blocks; ++block)
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      put(block, d / 8 + 2 * n, sums[block][n][0]);
+      put(block, d / 8 + 2 * n + 1, sums[block][n][1]);
+    }
 }
 
-// Calls put(k, x) with the sum of weights times values, times `norm`, of channel r + 8 k for the
-// lane's row.
-template <cache_format Format, class Put>
-__device__ inline void sum_values(const std::byte* values, const score_array<Format>& weights,
-                                  float norm, Put put) {
+// Calls put(block, k, x) with the sum of weights times values, times the block's norm, of channel
+// r + 8 k for the lane's row.
+template <cache_format Format, int Blocks, class Put>
+__device__ inline void sum_values(const std::byte* values,
+                                  const score_array<Format> (&weights)[Blocks],
+                                  const tile_softmax (&softmax)[Blocks], Put put) {
   constexpr tile_layout layout = Format.value_layout();
   constexpr int runs = value_runs<Format>;
-  const folded_operand<runs> operand = fold<false, layout>(values, weights);
-  const float slope = operand.unit * norm * (fp8_factor<Format> * fp8_factor<Format>);
-  const float offset = operand.bias * norm * fp8_factor<Format>;
+  folded_operand<runs> operands[Blocks];
+  fold<false, layout>(
+      values,
+      [&](int block, int q, int w, float(&a)[4]) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) a[e] = weights[block][q][w][e];
+      },
+      operands);
+  float slope[Blocks];
+  float offset[Blocks];
+#pragma unroll
+  for (int block = 0; block < Blocks; ++block) {
+    const float norm = softmax[block].norm;
+    slope[block] = operands[block].unit * norm * (fp8_factor<Format> * fp8_factor<Format>);
+    offset[block] = operands[block].bias * norm * fp8_factor<Format>;
+  }
   const int r = lane_index() >> 2;
   const code_rows<layout, runs> rows(values, r);
   const auto* const scales =
       reinterpret_cast<const std::uint8_t*>(values + layout.scale_offset()) + r;
   // 64 channels are read before any is written: the compiler does not know that the two differ.
   constexpr int blocks = layout.head_dim / 16;
+  constexpr int together = Blocks == 1 ? 4 : 2;
 #pragma unroll
-  for (int start = 0; start < blocks; start += 4) {
-    constexpr int last = blocks % 4 == 0 ? 4 : blocks % 4;
-    if (start + 4 <= blocks)
-      sum_channels<4>(rows, scales, 16 * start, operand, slope, offset, put);
+  for (int start = 0; start < blocks; start += together) {
+    constexpr int last = blocks % together == 0 ? together : blocks % together;
+    if (start + together <= blocks)
+      sum_channels<together>(rows, scales, 16 * start, operands, slope, offset, put);
     else
-      sum_channels<last>(rows, scales, 16 * start, operand, slope, offset, put);
+      sum_channels<last>(rows, scales, 16 * start, operands, slope, offset, put);
   }
 }
 

@@ -77,8 +77,10 @@ struct basic_tile_view {
     data[layout.scale_offset() + static_cast<std::size_t>(row)] = static_cast<std::byte>(bits);
   }
 
-  KVARN_INLINE constexpr operator basic_tile_view<const std::byte>() const
-      requires(!std::is_const_v<Byte>) {
+  // A template: of a view that is const already it must not be a conversion to its own type.
+  template <class Const>
+  requires(std::is_same_v<Const, const Byte> && !std::is_const_v<Byte>) KVARN_INLINE constexpr
+  operator basic_tile_view<Const>() const {
     return {data, layout};
   }
 
