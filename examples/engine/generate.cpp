@@ -8,6 +8,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cache_memory.hpp"
@@ -163,16 +164,23 @@ void run_benchmark(const arguments& a, const kvarn_engine::tokenizer& vocabulary
       model, std::span<const int>(tokens).last(wanted - context), packed, exact);
 
   const std::string name = a.cache == "exact" ? "exact" : a.cache + "_" + a.bits;
-  std::printf("%zu tokens of context, %d decoded, %d threads; medians of a token\n", context,
-              a.most, a.threads);
-  std::printf("%-18s %10s %12s %14s %10s\n", "cache", "tokens/s", "ms", "attention ms", "MB");
+  std::printf("%zu tokens of context, %d decoded, %d threads; ms a token: median (fastest)\n",
+              context, a.most, a.threads);
+  std::printf("%-18s %10s %18s %18s %10s\n", "cache", "tokens/s", "decoding", "attention", "MB");
   const memory* const memories[] = {&packed, &exact};
   for (int i = 0; i < 2; ++i)
-    std::printf("%-18s %10.2f %12.2f %14.3f %10.2f\n", i == 0 ? name.c_str() : "exact FP16",
-                1 / times.seconds[i], 1e3 * times.seconds[i], 1e3 * times.attention[i],
+    std::printf("%-18s %10.2f %8.2f (%7.2f) %8.3f (%7.3f) %10.2f\n",
+                i == 0 ? name.c_str() : "exact FP16", 1 / times.token[i].median,
+                1e3 * times.token[i].median, 1e3 * times.token[i].fastest,
+                1e3 * times.attention[i].median, 1e3 * times.attention[i].fastest,
                 memories[i]->stored_bytes() / 1e6);
-  std::printf("exact FP16 / %s: decoding %.2f, attention %.2f\n", name.c_str(),
-              times.seconds[1] / times.seconds[0], times.attention[1] / times.attention[0]);
+  const auto ratio = [](const kvarn_engine::comparison::times(&t)[2]) {
+    return std::pair{t[1].median / t[0].median, t[1].fastest / t[0].fastest};
+  };
+  const auto [decoding, decoding_fastest] = ratio(times.token);
+  const auto [attention, attention_fastest] = ratio(times.attention);
+  std::printf("exact FP16 / %s: decoding %.2f (%.2f), attention %.2f (%.2f)\n", name.c_str(),
+              decoding, decoding_fastest, attention, attention_fastest);
 }
 
 }  // namespace

@@ -31,9 +31,9 @@ class stopwatch {
   double commit_;
 };
 
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
+comparison::times times_of(std::vector<double> seconds) {
+  std::ranges::sort(seconds);
+  return {seconds[seconds.size() / 2], seconds.front()};
 }
 
 }  // namespace
@@ -109,8 +109,8 @@ comparison compare_decoding(transformer& model, std::span<const int> tokens, kv_
     }
   comparison result;
   for (int i = 0; i < 2; ++i) {
-    result.seconds[i] = median(seconds[i]);
-    result.attention[i] = median(attention[i]);
+    result.token[i] = times_of(seconds[i]);
+    result.attention[i] = times_of(attention[i]);
   }
   return result;
 }

@@ -1,5 +1,6 @@
-// A short form of docs/quality.md: a real model on 512 tokens of English prose. Bounds hold from
-// both sides, some 20 % around what was measured.
+// A short form of what kvarn-eval measures: a real model on 512 tokens of English prose. Bounds
+// hold from both sides. They are wide: the last bit of a product (other compilers, other
+// instruction sets) changes some codes, and with them the mean KL of so few tokens by some 10 %.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -43,9 +44,9 @@ TEST(Quality, OfMethodsOnARealModel) {
         expected{"tuned_k2v2", 0.067, 0.893}, expected{"query_aware_k2v2", 0.033, 0.901}}) {
     const summary s = summarize(exact.pseudo_decode(find_method(e.name), quiet), exact.nll());
     EXPECT_EQ(s.positions, 383u);
-    EXPECT_GT(s.kl_mean, 0.8 * e.kl) << e.name;
-    EXPECT_LT(s.kl_mean, 1.2 * e.kl) << e.name;
-    EXPECT_NEAR(s.top1, e.top1, 0.03) << e.name;
+    EXPECT_GT(s.kl_mean, 0.7 * e.kl) << e.name;
+    EXPECT_LT(s.kl_mean, 1.35 * e.kl) << e.name;
+    EXPECT_NEAR(s.top1, e.top1, 0.06) << e.name;
   }
 }
 
