@@ -105,13 +105,8 @@ void run_eigen_factor(benchmark::State& state, int head_dim) {
   set_counters(state, "factor", 1, 0);
 }
 
-const char* name_of(kvarn::encoder method) {
-  return method == kvarn::encoder::paper   ? "paper"
-         : method == kvarn::encoder::tuned ? "tuned"
-                                           : "query_aware";
-}
-
-void add_tile(kvarn::target on, const kvarn::tile_layout& layout, kvarn::encoder method) {
+void add_tile(kvarn::target on, const kvarn::tile_layout& layout,
+              const kvarn::encoder_info& encoder) {
   const bool is_key = layout.kind == kvarn::tile_kind::key;
   const std::string shape = "d" + std::to_string(layout.head_dim);
   std::string floor;
@@ -122,19 +117,18 @@ void add_tile(kvarn::target on, const kvarn::tile_layout& layout, kvarn::encoder
     });
   }
   add_benchmark("encode/" + std::string(kvarn::name_of(on)) + "/" + shape + "/" +
-                    (is_key ? "k" : "v") + std::to_string(layout.bits) + "/" + name_of(method),
-                {floor, ""}, [=](benchmark::State& s) { run_encode(s, on, layout, method); });
+                    (is_key ? "k" : "v") + std::to_string(layout.bits) + "/" + encoder.name,
+                {floor, ""}, [=](benchmark::State& s) { run_encode(s, on, layout, encoder.id); });
 }
 
 void add_target(kvarn::target on, int head_dim, const std::vector<int>& all_bits) {
   const std::string place = std::string(kvarn::name_of(on)) + "/d" + std::to_string(head_dim);
   for (const int bits : all_bits)
     for (const auto kind : {kvarn::tile_kind::key, kvarn::tile_kind::value})
-      for (const auto method :
-           {kvarn::encoder::paper, kvarn::encoder::tuned, kvarn::encoder::query_aware}) {
+      for (const kvarn::encoder_info& encoder : kvarn::encoder_infos) {
         // Values know no queries: query_aware is tuned.
-        if (kind == kvarn::tile_kind::value && method == kvarn::encoder::query_aware) continue;
-        add_tile(on, {.kind = kind, .head_dim = head_dim, .bits = bits}, method);
+        if (kind == kvarn::tile_kind::value && encoder.id == kvarn::encoder::query_aware) continue;
+        add_tile(on, {.kind = kind, .head_dim = head_dim, .bits = bits}, encoder);
       }
   add_benchmark("normalize/" + place, {},
                 [=](benchmark::State& s) { run_normalize(s, on, head_dim); });

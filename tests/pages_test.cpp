@@ -124,16 +124,9 @@ TEST(Pages, ReadmeNumbersAreWhatTheDemoMeasures) {
 
 TEST(Pages, MethodTableIsRecipeOf) {
   const std::string page = read_file(root / "docs/method.md");
-  struct named_encoder {
-    kvarn::encoder method;
-    const char* name;
-  };
-  const named_encoder encoders[] = {{kvarn::encoder::paper, "paper"},
-                                    {kvarn::encoder::tuned, "tuned"},
-                                    {kvarn::encoder::query_aware, "query_aware"}};
   const char* const scalings[] = {"rms", "rms_equalized", "dual_axis", "dual_axis_equivariant"};
   const auto yes_no = [](bool value) { return value ? "yes" : "no"; };
-  for (const auto& [method, name] : encoders)
+  for (const auto& [method, name] : kvarn::encoder_infos)
     for (const auto kind : {kvarn::tile_kind::key, kvarn::tile_kind::value}) {
       const auto recipe = kvarn::recipe_of(method, kind, 2);
       std::ostringstream row;

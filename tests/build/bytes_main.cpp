@@ -200,13 +200,11 @@ void print_encoders(int dim, int group, int bits, kvarn::scale_type scale) {
   const kvarn::query_factor factor = make_factor(dim, 7);
   for (const auto kind : {kvarn::tile_kind::key, kvarn::tile_kind::value}) {
     const kvarn::tile_layout layout{kind, dim, group, bits, scale};
-    const auto print = [&](const char* name, kvarn::encoder method) {
-      print_encoded(name, kvarn::recipe_of(method, kind, bits), layout, &factor);
-    };
-    print("paper", kvarn::encoder::paper);
-    print("tuned", kvarn::encoder::tuned);
-    // Of values, query_aware is tuned; of the steps that no encoder takes, here is one recipe.
-    if (kind == kvarn::tile_kind::key) print("query_aware", kvarn::encoder::query_aware);
+    for (const auto& [method, name] : kvarn::encoder_infos)
+      // Of values, query_aware is tuned.
+      if (kind == kvarn::tile_kind::key || method != kvarn::encoder::query_aware)
+        print_encoded(name, kvarn::recipe_of(method, kind, bits), layout, &factor);
+    // Of the steps that no encoder takes, here is one recipe.
     print_encoded("equivariant",
                   {.scaling = kvarn::row_scaling::dual_axis_equivariant,
                    .iterations = 2,

@@ -47,8 +47,7 @@ std::uint64_t LINK_UNIT() {
     return record;
   };
   add(kvarn::parse_format_id(format.id()).ok() ? 1 : 0);
-  for (const auto method :
-       {kvarn::encoder::paper, kvarn::encoder::tuned, kvarn::encoder::query_aware}) {
+  for (const auto& [method, name] : kvarn::encoder_infos) {
     const auto keys = encode(format.key_layout(), method);
     const auto values = encode(format.value_layout(), method);
     const kvarn::sealed_group group{keys.data(), values.data(), 10, format.group};

@@ -222,32 +222,49 @@ TEST_F(CacheFileHostile, CountsAndNumbersWithChecksumsThatFit) {
   };
   in_header("magic", 0, "it does not start as one");
   in_header("version", 2, "version is 2; the cache has 1");
-  in_header("exact type", 0, "type of exact rows is 0; the cache has 1");
+  in_header("exact type", 0, "exact rows are float; those of the cache are float16");
   in_header("layers", 0xffffffff, "number of layers is 4294967295; the cache has 2");
   in_header("KV heads", 1, "number of KV heads is 1; the cache has 2");
   in_header("key head dim", 128, "key head_dim is 128; the cache has 64");
   in_header("value head dim", 0, "value head_dim is 0; the cache has 64");
   in_header("group", 128, "group is 128; the cache has 64");
   in_header("sink", 6, "sink is 6; the cache has 5");
-  in_header("pages", 0xffffffff, "4294967295 of");
-  in_header("pages", 4, "is damaged");
-  in_header("sequences", 0xffffffff, "4294967295 of 24 bytes are announced");
-  in_header("sequences", 6, "ends within the sequence");
+  in_header("pages", 0xffffffff, "4294967295 x");
+  in_header("pages", 4, "it is damaged: the checksum of the");
+  in_header("sequences", 0xffffffff, "4294967295 x 24 bytes are needed");
+  in_header("sequences", 6, "it ends within the sequence: 24 bytes are needed; 0 are left");
   in_header("sequences", 1, "a page belongs to no sequence");
-  expect_refused(walker.changed(header, {walker.header.size(), 8}, kvarn::cache_format{}.id()),
-                 "format id of layer 0");
+  in_header("exact type", 7, "exact rows are unknown; those of the cache are float16");
+  const auto in_format = [&](const kvarn::cache_format& format, const std::string& message) {
+    expect_refused(walker.changed(header, {walker.header.size(), 8}, format.id()),
+                   "layer 0: " + message);
+  };
+  kvarn::cache_format format = file_config().format;
+  format.key_bits = 3;
+  in_format(format, "key bits is 3; the cache has 2");
+  format.key_bits = 2;
+  format.value_bits = 2;
+  in_format(format, "value bits is 2; the cache has 4");
+  format.value_bits = 4;
+  format.scale = kvarn::scale_type::e4m3;
+  in_format(format, "scale type (0: UE5M3, 1: E4M3) is 1; the cache has 0");
+  in_format({}, "key head_dim is 128; the cache has 64");
+  expect_refused(walker.changed(header, {walker.header.size(), 8}, 0),
+                 "layer 0: it is exact; in the cache it is packed");
+  expect_refused(walker.changed(header, {walker.header.size() + 8, 8}, format.id()),
+                 "layer 1: it is packed; in the cache it is exact");
 
   const auto in_sequence = [&](const char* name, std::uint64_t value, const std::string& message) {
     expect_refused(walker.changed(sequence, walker.sequence.at(name), value), message);
   };
   in_sequence("length", ~std::uint64_t{0}, "numbers out of range");
   in_sequence("length", std::uint64_t{1} << 40, "more exact tokens than can be");
-  in_sequence("length", std::uint64_t{1} << 29, "are announced");
+  in_sequence("length", std::uint64_t{1} << 29, " x 512 bytes are needed");
   in_sequence("length", 5 + 64 * 2 - 1, "more tokens than its length");
   in_sequence("first", 4, "a first position that is out of range");
   in_sequence("first", 1 << 20, "a first position that is out of range");
   in_sequence("first", 6, "pages that do not follow");
-  in_sequence("pages", 0xffffffff, "4294967295 of 16 bytes are announced");
+  in_sequence("pages", 0xffffffff, "4294967295 x 16 bytes are needed");
   in_sequence("has moments", 2, "numbers out of range");
 
   const auto in_entry = [&](const char* name, std::uint64_t value, const std::string& message) {
@@ -288,7 +305,9 @@ TEST_F(CacheFileHostile, WithoutRoom) {
   test_cache<> few_rows(config);
   const auto refused = restore(few_rows, walker.file).why();
   EXPECT_EQ(refused.code(), error_code::short_buffer);
-  EXPECT_NE(refused.message().find("would pass exact_memory"), std::string::npos);
+  EXPECT_NE(refused.message().find(" bytes; exact rows take "), std::string::npos);
+  EXPECT_NE(refused.message().find(" of the 20000 bytes of exact_memory"), std::string::npos)
+      << refused.message();
   EXPECT_EQ(few_rows.cache.memory().exact, 0u);
   EXPECT_EQ(few_rows.cache.free_pages(), 16);
 }

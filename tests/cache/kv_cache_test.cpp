@@ -309,10 +309,19 @@ TEST(KvCache, RefusedCallsSayWhy) {
   const auto view = kvarn::token_major(x.data(), 2, 64);
   expect(c.cache.append(id, 2, view, view, 1), "layer is 2; allowed are 0 to 1");
   expect(c.cache.append(id, 0, view, view, -1), "tokens is -1; it must not be negative");
-  kvarn::cache_queries<float, float> q{kvarn::token_major(x.data(), 4, 64),
-                                       kvarn::token_major(out.data(), 4, 64), 11};
+  const kvarn::heads_view<const float> none;
+  expect(c.cache.append(id, 0, none, view, 1), "the data of keys is null");
+  expect(c.cache.append(id, 0, view, none, 1), "the data of values is null");
+  EXPECT_TRUE(c.cache.append(id, 0, none, none, 0).ok());
+  kvarn::cache_queries<float, float> q{none, kvarn::token_major(out.data(), 4, 64), 1};
   expect(c.cache.attend(id, 0, q, {.softmax_scale = 1.0f}, c.workspace),
-         "query tokens is 11; the layer has 10 tokens; give a position");
+         "the data of queries is null");
+  q = {kvarn::token_major(x.data(), 4, 64), {}, 1};
+  expect(c.cache.attend(id, 0, q, {.softmax_scale = 1.0f}, c.workspace), "the data of out is null");
+  q = {kvarn::token_major(x.data(), 4, 64), kvarn::token_major(out.data(), 4, 64), 11};
+  expect(c.cache.attend(id, 0, q, {.softmax_scale = 1.0f}, c.workspace),
+         "query tokens is 11; layer 0 has 10 tokens; append to this layer first, or give a "
+         "position");
   q.tokens = 1;
   expect(c.cache.attend(id, 0, q, {}, c.workspace),
          "softmax_scale must be given: a positive number");
@@ -392,7 +401,7 @@ TEST(KvCache, ConfigurationsAreChecked) {
        "page_memory is given, but every layer is exact; give page_count"},
       {[](auto& c) { c.pages = buffer; }, "pages has 16 bytes; 16 pages need 163840"},
       {[](auto& c) { c.method = static_cast<kvarn::encoder>(9); },
-       "encoder is 9; allowed are 0 (paper), 1 (tuned) and 2 (query_aware)"},
+       "encoder is 9; allowed are 0 (paper) 1 (tuned) 2 (query_aware)"},
   };
   for (const auto& r : refusals) {
     auto config = small_config();

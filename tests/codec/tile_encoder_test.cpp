@@ -188,6 +188,8 @@ TEST(TileEncoder, RefusesWhatItCannotEncode) {
   EXPECT_EQ(layout.why().code(), error_code::invalid_format);
   EXPECT_EQ(layout.why().message().find("head_dim is 72; allowed are 64"), 0u);
   EXPECT_EQ(tile_encoder::make({.bits = 1}).why().code(), error_code::invalid_format);
+  EXPECT_EQ(tile_encoder::make({}, {.method = static_cast<encoder>(9)}).why().message(),
+            "encoder is 9; allowed are 0 (paper) 1 (tuned) 2 (query_aware)");
 
   const auto no_factor = tile_encoder::make({}, {.method = encoder::query_aware});
   EXPECT_EQ(no_factor.why().code(), error_code::invalid_argument);

@@ -171,13 +171,9 @@ std::vector<std::vector<float>> tiles_of(const tile_layout& layout, int count, s
   return tiles;
 }
 
-std::vector<encoder> encoders_for(tile_kind) {
-  return {encoder::paper, encoder::tuned, encoder::query_aware};
-}
-
 TEST(CudaCodec, EveryLayoutAndEncoder) {
   for (const tile_layout& layout : kvarn_test::all_layouts())
-    for (const encoder method : encoders_for(layout.kind)) {
+    for (const encoder method : kvarn_test::encoders) {
       SCOPED_TRACE(kvarn_test::name_of(layout) + " " + kvarn_test::name_of(method));
       const bool plain = layout.bits != 3;
       expect_equal_pages<kvarn::float16>({layout, method, 3, plain, true}, tiles_of(layout, 9, 17));
@@ -201,7 +197,7 @@ TEST(CudaCodec, EveryElementType) {
 
 TEST(CudaCodec, ThousandTiles) {
   for (const tile_kind kind : kvarn_test::tile_kinds)
-    for (const encoder method : encoders_for(kind)) {
+    for (const encoder method : kvarn_test::encoders) {
       const tile_layout layout{.kind = kind};
       SCOPED_TRACE(kvarn_test::name_of(layout) + " " + kvarn_test::name_of(method));
       expect_equal_pages<kvarn::float16>({layout, method, 8}, tiles_of(layout, 1000, 99));
@@ -212,7 +208,7 @@ TEST(CudaCodec, RealHeads) {
   for (const char* const name : kvarn_test::real_heads) {
     const kvarn_test::real_head head(name);
     for (const tile_kind kind : kvarn_test::tile_kinds)
-      for (const encoder method : encoders_for(kind)) {
+      for (const encoder method : kvarn_test::encoders) {
         const tile_layout layout{.kind = kind, .head_dim = head.head_dim};
         SCOPED_TRACE(std::string(name) + " " + kvarn_test::name_of(method));
         std::vector<std::vector<float>> tiles;
@@ -285,6 +281,9 @@ TEST(CudaCodec, RefusesWhatNoKernelTakes) {
   bad.format.key_head_dim = 100;
   EXPECT_EQ(launch(bad, nullptr).code, cudaErrorInvalidValue);
   EXPECT_NE(launch(bad, nullptr).message.find("100"), std::string::npos);
+  const cuda::encode_arguments unknown{.method = static_cast<encoder>(9)};
+  EXPECT_EQ(launch(unknown, nullptr).message,
+            "encoder is 9; allowed are 0 (paper) 1 (tuned) 2 (query_aware)");
   cuda::decode_arguments no_groups{.count = 1};
   EXPECT_NE(launch(no_groups, nullptr).message.find("groups"), std::string::npos);
   EXPECT_NE(launch(cuda::factor_arguments{.head_dim = 72}, nullptr).message.find("72"),

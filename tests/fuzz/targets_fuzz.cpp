@@ -66,8 +66,7 @@ std::vector<float> choose_tokens(choices& c, int tokens, int dim) {
 template <class T>
 void codec(choices& c) {
   const auto layout = choose_layout(c, c.of({kvarn::tile_kind::key, kvarn::tile_kind::value}));
-  const auto method =
-      c.of({kvarn::encoder::paper, kvarn::encoder::tuned, kvarn::encoder::query_aware});
+  const auto method = c.of(kvarn::encoder_infos).id;
   const bool rotate = c.below(4) != 0;
   std::vector<T> tokens;
   for (const float x : choose_tokens(c, layout.group, layout.head_dim))

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <span>
 #include <string>
@@ -42,13 +44,15 @@ inline std::vector<float> random_tokens(int tokens, int head_dim, std::uint64_t 
   return values;
 }
 
-inline constexpr kvarn::encoder encoders[] = {kvarn::encoder::paper, kvarn::encoder::tuned,
-                                              kvarn::encoder::query_aware};
+// Those of kvarn::encoder_infos.
+inline constexpr auto encoders = [] {
+  std::array<kvarn::encoder, std::size(kvarn::encoder_infos)> all{};
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = kvarn::encoder_infos[i].id;
+  return all;
+}();
 
 inline std::string name_of(kvarn::encoder method) {
-  return method == kvarn::encoder::paper   ? "paper"
-         : method == kvarn::encoder::tuned ? "tuned"
-                                           : "query_aware";
+  return kvarn::encoder_infos[static_cast<std::size_t>(method)].name;
 }
 
 // Independent standard normal numbers.

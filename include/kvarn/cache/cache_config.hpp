@@ -150,11 +150,7 @@ inline status validate(const cache_config& config) {
     return {error_code::invalid_argument, "query_heads is " + std::to_string(config.query_heads) +
                                               "; it must be a multiple of kv_heads, which is " +
                                               std::to_string(config.kv_heads)};
-  if (config.method != encoder::paper && config.method != encoder::tuned &&
-      config.method != encoder::query_aware)
-    return {error_code::invalid_argument,
-            "encoder is " + std::to_string(static_cast<int>(config.method)) +
-                "; allowed are 0 (paper), 1 (tuned) and 2 (query_aware)"};
+  if (status s = validate(config.method); !s.ok()) return s;
   if (!config.bits.empty() && config.bits.size() != static_cast<std::size_t>(config.layers))
     return {error_code::invalid_argument, "bits has " + std::to_string(config.bits.size()) +
                                               " entries; it must have none or " +

@@ -13,6 +13,7 @@
 #include "../config.hpp"
 #include "../error.hpp"
 #include "../format/float16.hpp"
+#include "../format/tile_layout.hpp"
 #include "../format/tile_view.hpp"
 #include "cache_base.hpp"
 #include "cache_state.hpp"
@@ -30,6 +31,33 @@ namespace detail {
 inline bool is_finite(float16 x) { return x.is_finite(); }
 inline bool is_finite(bfloat16 x) { return x.is_finite(); }
 inline bool is_finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
+
+// In which field the format of a layer in a file differs from the cache's, or "". 0: exact.
+KVARN_COLD std::string difference(format_id saved, format_id own) {
+  if (saved == own) return {};
+  if (own == 0) return "it is packed; in the cache it is exact";
+  if (saved == 0) return "it is exact; in the cache it is packed";
+  const cache_format a = format_of_id(saved);
+  const cache_format b = format_of_id(own);
+  struct field {
+    const char* name;
+    int saved;
+    int own;
+  };
+  const field fields[] = {
+      {"record layout version", static_cast<int>(saved >> 60), static_cast<int>(own >> 60)},
+      {"key head_dim", a.key_head_dim, b.key_head_dim},
+      {"value head_dim", a.value_head_dim, b.value_head_dim},
+      {"group", a.group, b.group},
+      {"key bits", a.key_bits, b.key_bits},
+      {"value bits", a.value_bits, b.value_bits},
+      {"scale type (0: UE5M3, 1: E4M3)", static_cast<int>(a.scale), static_cast<int>(b.scale)}};
+  std::string message;
+  for (const field& f : fields)
+    if (message.empty() && f.saved != f.own)
+      append_parts(message, {f.name, " is ", f.saved, "; the cache has ", f.own});
+  return message;
+}
 
 template <class T>
 bool all_finite(const T* values, std::size_t count) {
@@ -69,10 +97,13 @@ class cache_reader {
     if (!in_.read(header_, "header")) return false;
     if (header_.magic != expected.magic)
       return in_.fail(error_code::invalid_format, "it does not start as one");
+    if (header_.version == expected.version && header_.exact_type != expected.exact_type)
+      return in_.fail(error_code::invalid_format,
+                      std::string("exact rows are ") + exact_type_name(header_.exact_type) +
+                          "; those of the cache are " + exact_type_name(expected.exact_type));
     using field = std::uint32_t cache_file_header::*;
     const std::pair<field, const char*> fields[] = {
         {&cache_file_header::version, "version"},
-        {&cache_file_header::exact_type, "type of exact rows"},
         {&cache_file_header::layers, "number of layers"},
         {&cache_file_header::kv_heads, "number of KV heads"},
         {&cache_file_header::key_head_dim, "key head_dim"},
@@ -89,9 +120,8 @@ class cache_reader {
       if (!in_.read(id, "format ids")) return false;
       const format_id own = table_.is_exact_layer(layer) ? 0 : state_.storage.format(layer).id();
       if (id != own)
-        return in_.fail(error_code::invalid_format, "format id of layer " + std::to_string(layer) +
-                                                        " is " + std::to_string(id) +
-                                                        "; the cache has " + std::to_string(own));
+        return in_.fail(error_code::invalid_format,
+                        "layer " + std::to_string(layer) + ": " + detail::difference(id, own));
     }
     return in_.read_checksum("header");
   }
@@ -202,8 +232,10 @@ class cache_reader {
     if (!in_.has(static_cast<std::uint64_t>(count), state_.storage.row_bytes(), "exact rows"))
       return false;
     if (!state_.storage.reserve(rows, count, true))
-      return in_.fail(error_code::short_buffer,
-                      std::to_string(count) + " exact rows would pass exact_memory");
+      return in_.fail(error_code::short_buffer, std::to_string(count) + " tokens in a layer need " +
+                                                    std::to_string(static_cast<std::size_t>(count) *
+                                                                   state_.storage.row_bytes()) +
+                                                    " bytes; " + state_.storage.exact_room());
     bool finite = true;
     state_.storage.write_rows(rows, count, [&](T* values, std::size_t elements) {
       finite = in_.read(values, elements * sizeof(T), "exact rows") && finite &&

@@ -26,6 +26,14 @@ inline constexpr std::uint32_t exact_type<float16> = 1;
 template <>
 inline constexpr std::uint32_t exact_type<bfloat16> = 2;
 
+// Its name for a message.
+constexpr const char* exact_type_name(std::uint32_t type) {
+  return type == exact_type<float>      ? "float"
+         : type == exact_type<float16>  ? "float16"
+         : type == exact_type<bfloat16> ? "bfloat16"
+                                        : "unknown";
+}
+
 struct cache_file_header {
   std::uint64_t magic = cache_file_magic;
   std::uint32_t version = cache_file_version;

@@ -67,10 +67,10 @@ class section_reader {
   bool has(std::uint64_t count, std::uint64_t size, const char* what) {
     if (!ok()) return false;
     if (size == 0 || count <= left_ / size) return true;
-    return fail(error_code::invalid_data, std::string("ends within the ") + what + ": " +
-                                              std::to_string(count) + " of " +
-                                              std::to_string(size) + " bytes are announced, " +
-                                              std::to_string(left_) + " bytes are left");
+    const std::string need = (count == 1 ? "" : std::to_string(count) + " x ") +
+                             std::to_string(size) + " bytes are needed; ";
+    return fail(error_code::invalid_data, std::string("it ends within the ") + what + ": " + need +
+                                              std::to_string(left_) + " are left");
   }
   bool read(void* data, std::size_t size, const char* what) {
     if (size == 0 || !has(1, size, what)) return ok();
@@ -91,7 +91,8 @@ class section_reader {
     read(value, what);
     sum_ = checksum();
     if (ok() && value != expected)
-      return fail(error_code::invalid_data, std::string("the ") + what + " is damaged");
+      return fail(error_code::invalid_data,
+                  std::string("it is damaged: the checksum of the ") + what + " does not fit");
     return ok();
   }
 

@@ -65,12 +65,16 @@ class kv_cache : public cache_base<cache_state<T>> {
   // ---- Tokens
 
   // Appends `tokens` tokens to one layer: keys after RoPE, values. [tokens][kv_heads][head_dim].
-  // Not-finite numbers are replaced (sanitize in tokens.hpp) and counted in `replaced`.
+  // Not-finite numbers are replaced (sanitize in tokens.hpp); how many is added to `replaced`.
   template <class K, class V>
   status append(sequence_id id, int layer, heads_view<K> keys, heads_view<V> values, int tokens,
                 replaced_values* replaced = nullptr, target on = default_target()) {
     if (status bad = check(id, layer); !bad.ok()) return bad;
     if (tokens < 0) return bad_value("tokens", tokens, "it must not be negative");
+    if (tokens > 0) {
+      if (keys.data == nullptr) return null_data("keys");
+      if (values.data == nullptr) return null_data("values");
+    }
     const sequence_extent extent = s().table.extent(id, layer);
     if (tokens > std::numeric_limits<int>::max() / 2 - extent.tail_count)
       return bad_value("tokens", tokens, "the exact tail would be too long");
@@ -78,10 +82,11 @@ class kv_cache : public cache_base<cache_state<T>> {
     return or_out_of_memory([&]() -> status {
       if (!s().storage.append(id, layer, extent, keys, values, tokens,
                               replaced != nullptr ? *replaced : none, on))
-        return {error_code::short_buffer, "exact rows take " + std::to_string(memory().exact) +
-                                              " bytes; " + std::to_string(tokens) +
-                                              " tokens more in layer " + std::to_string(layer) +
-                                              " would pass exact_memory"};
+        return failure(error_code::short_buffer,
+                       {tokens, " tokens more in layer ", layer, " need ",
+                        static_cast<std::size_t>(tokens) * s().storage.row_bytes(),
+                        " bytes, and a copy of its rows while these move; ",
+                        s().storage.exact_room().c_str()});
       s().table.append(id, layer, tokens);
       return {};
     });
@@ -153,6 +158,7 @@ class kv_cache : public cache_base<cache_state<T>> {
     if (status bad = check(id, layer); !bad.ok()) return bad;
     if (tokens < 0) return bad_value("tokens", tokens, "it must not be negative");
     if (!s().gathers() || tokens == 0 || s().table.is_exact_layer(layer)) return {};
+    if (queries.data == nullptr) return null_data("queries");
     return or_out_of_memory([&]() -> status {
       const row_shape& shape = s().storage.shape();
       s().moments[id.slot]
@@ -171,6 +177,10 @@ class kv_cache : public cache_base<cache_state<T>> {
 
   explicit kv_cache(std::unique_ptr<state> made) : base(std::move(made)) {}
 
+  static status null_data(const char* name) {
+    return failure(error_code::invalid_argument, {"the data of ", name, " is null"});
+  }
+
   template <class Q, class O>
   status check_queries(sequence_id id, int layer, const cache_queries<Q, O>& q,
                        const attention_options& options) const {
@@ -182,10 +192,15 @@ class kv_cache : public cache_base<cache_state<T>> {
     if (options.window < 0 || options.window > max_position)
       return bad_value("window", options.window,
                        "allowed are 0 to " + std::to_string(max_position));
-    if (q.position == -1 && q.tokens > s().table.appended(id, layer))
+    const std::int64_t appended = s().table.appended(id, layer);
+    if (q.position == -1 && q.tokens > appended)
       return bad_value("query tokens", q.tokens,
-                       "the layer has " + std::to_string(s().table.appended(id, layer)) +
-                           " tokens; give a position");
+                       "layer " + std::to_string(layer) + " has " + std::to_string(appended) +
+                           " tokens; append to this layer first, or give a position");
+    if (q.tokens > 0) {
+      if (q.queries.data == nullptr) return null_data("queries");
+      if (q.out.data == nullptr) return null_data("out");
+    }
     if (!(options.softmax_scale > 0.0f))
       return {error_code::invalid_argument, "softmax_scale must be given: a positive number"};
     return {};

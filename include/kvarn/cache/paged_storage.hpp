@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "../config.hpp"
 #include "../format/tile_layout.hpp"
@@ -37,6 +38,7 @@ class paged_storage {
                 typename Space::account& rows_account)
       : shape_{config.kv_heads, config.format.key_head_dim, config.format.value_head_dim},
         sink_(config.sink),
+        exact_limit_(config.exact_memory),
         rotate_keys_(!config.keys_rotated),
         rotate_values_(!config.values_rotated),
         memory_(&memory),
@@ -88,6 +90,11 @@ class paged_storage {
   bool reserve(run& rows, int more, bool tight = false, int least = 0) {
     return rows.reserve(shape_, *rows_account_, more, tight, least);
   }
+  // How much of exact_memory is taken, for the message where reserve is false.
+  std::string exact_room() const {
+    return "exact rows take " + std::to_string(memory_->exact.bytes()) + " of the " +
+           std::to_string(exact_limit_) + " bytes of exact_memory";
+  }
   // exact_run::shrink.
   void shrink(run& rows, int slack) { rows.shrink(shape_, *rows_account_, slack); }
 
@@ -107,6 +114,7 @@ class paged_storage {
 
   const row_shape shape_;
   const int sink_;
+  const std::size_t exact_limit_;
   const bool rotate_keys_;
   const bool rotate_values_;
   memory_accounts* memory_;

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <utility>
 
 #include "../config.hpp"
+#include "../error.hpp"
 #include "../format/tile_layout.hpp"
 
 namespace kvarn {
@@ -12,6 +15,18 @@ enum class encoder : std::uint8_t {
   paper,        // KVarN as published: 8 iterations of dual-axis normalisation, min/max per column
   tuned,        // the default: the best that a tile alone allows
   query_aware,  // keys as tuned, rounded with error feedback under the second moment of the queries
+};
+
+struct encoder_info {
+  encoder id;
+  const char* name;
+};
+
+// All encoders, in the order of their numbers.
+inline constexpr encoder_info encoder_infos[] = {
+    {encoder::paper, "paper"},
+    {encoder::tuned, "tuned"},
+    {encoder::query_aware, "query_aware"},
 };
 
 // What divides the rows of a tile.
@@ -23,7 +38,7 @@ enum class row_scaling : std::uint8_t {
 };
 
 // The steps of an encoder for one kind of tile, in the order in which they are made. To add an
-// encoder, add a name above and a row to recipe_of.
+// encoder, add a name to both lists above and a row to recipe_of.
 struct encoder_recipe {
   row_scaling scaling = row_scaling::rms;
   int iterations = 0;           // of variance_normalize
@@ -51,5 +66,20 @@ KVARN_INLINE constexpr encoder_recipe recipe_of(encoder method, tile_kind kind, 
   const float narrow = bits == 2 ? (feedback ? 0.8f : 0.75f) : (feedback ? 0.95f : 0.9f);
   return {.range = bits == 4 ? 1.0f : narrow, .error_feedback = feedback};
 }
+
+inline namespace KVARN_ISA_NAMESPACE {
+
+// Whether there is an encoder of this number; recipe_of does not ask.
+KVARN_COLD status validate(encoder method) {
+  std::string message;
+  append_parts(message, {"encoder is ", static_cast<int>(method), "; allowed are"});
+  for (const encoder_info& info : encoder_infos) {
+    if (info.id == method) return {};
+    append_parts(message, {" ", static_cast<int>(info.id), " (", info.name, ")"});
+  }
+  return {error_code::invalid_argument, std::move(message)};
+}
+
+}  // namespace KVARN_ISA_NAMESPACE
 
 }  // namespace kvarn

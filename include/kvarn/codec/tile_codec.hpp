@@ -90,6 +90,7 @@ class tile_encoder {
   static result<tile_encoder> make(const tile_layout& layout, const encode_options& options = {},
                                    target on = default_target()) {
     if (status s = validate(layout); !s.ok()) return s;
+    if (status s = validate(options.method); !s.ok()) return s;
     const encoder_recipe recipe = recipe_of(options.method, layout.kind, layout.bits);
     if (recipe.error_feedback) {
       if (options.factor == nullptr)

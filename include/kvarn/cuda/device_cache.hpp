@@ -355,10 +355,10 @@ class device_cache : public cache_base<device_state<T>> {
         const int sunk = to_sink(own.table.extent(ids[i], layer), tokens[i]);
         if (!own.storage.reserve(rows.sink, sunk, false, own.storage.sink()) ||
             !own.storage.reserve(rows.tail, tokens[i] - sunk, false, least))
-          return {error_code::short_buffer,
-                  "exact rows take " + std::to_string(own.memory.exact.bytes()) + " bytes; " +
-                      std::to_string(tokens[i]) + " tokens more of sequence " + std::to_string(i) +
-                      " do not fit what is left of exact_memory in one piece"};
+          return {error_code::short_buffer, own.storage.exact_room() + "; " +
+                                                std::to_string(tokens[i]) +
+                                                " tokens more of sequence " + std::to_string(i) +
+                                                " do not fit what is left in one piece"};
       }
     return {};
   }

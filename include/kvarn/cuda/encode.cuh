@@ -120,13 +120,14 @@ launch_status launch_encoding(const encode_plan& plan, cudaStream_t stream) {
 
 inline std::size_t encode_workspace_bytes(const cache_format& format, tile_kind kind,
                                           encoder method) {
-  if (!validate(format).ok()) return 0;
+  if (!validate(format).ok() || !validate(method).ok()) return 0;
   return detail::plan_encoding(format, kind, method).workspace_per_block *
          static_cast<std::size_t>(detail::encode_blocks_in_workspace());
 }
 
 inline launch_status encode(const encode_arguments& arguments, cudaStream_t stream) {
   if (launch_status checked = detail::check_groups(arguments); !checked.ok()) return checked;
+  if (const status s = validate(arguments.method); !s.ok()) return detail::refuse(s.message());
   if (arguments.count == 0) return {};
   detail::encode_plan plan =
       detail::plan_encoding(arguments.format, arguments.kind, arguments.method);
@@ -137,16 +138,19 @@ inline launch_status encode(const encode_arguments& arguments, cudaStream_t stre
       detail::rotation_unit(arguments.kind == tile_kind::key ? arguments.format.key_head_dim
                                                              : arguments.format.value_head_dim,
                             arguments.rotate);
-  if (arguments.kind == tile_kind::key) {
-    if (arguments.method == encoder::paper)
-      return detail::launch_encoding<tile_kind::key, encoder::paper>(plan, stream);
-    if (arguments.method == encoder::query_aware)
-      return detail::launch_encoding<tile_kind::key, encoder::query_aware>(plan, stream);
-    return detail::launch_encoding<tile_kind::key, encoder::tuned>(plan, stream);
+  const bool is_key = arguments.kind == tile_kind::key;
+  switch (arguments.method) {
+    case encoder::paper:
+      return is_key ? detail::launch_encoding<tile_kind::key, encoder::paper>(plan, stream)
+                    : detail::launch_encoding<tile_kind::value, encoder::paper>(plan, stream);
+    case encoder::tuned:
+      return is_key ? detail::launch_encoding<tile_kind::key, encoder::tuned>(plan, stream)
+                    : detail::launch_encoding<tile_kind::value, encoder::tuned>(plan, stream);
+    case encoder::query_aware:  // values: the same kernel as tuned
+      return is_key ? detail::launch_encoding<tile_kind::key, encoder::query_aware>(plan, stream)
+                    : detail::launch_encoding<tile_kind::value, encoder::tuned>(plan, stream);
   }
-  if (arguments.method == encoder::paper)
-    return detail::launch_encoding<tile_kind::value, encoder::paper>(plan, stream);
-  return detail::launch_encoding<tile_kind::value, encoder::tuned>(plan, stream);
+  return detail::refuse("this encoder has no kernel");
 }
 
 }  // namespace KVARN_CUDA_NAMESPACE
