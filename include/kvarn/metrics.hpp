@@ -66,8 +66,8 @@ double relative_squared_error(std::span<const float> exact, std::span<const floa
 error_split split_error(std::span<const float> exact, std::span<const float> approximate,
                         std::size_t head_dim, double top_percent = 100.0);
 
-// Mean of | |x^| / |x| - 1 | over the tokens with |x| > 0: by how much the scale of a token changes.
-// 0 without such tokens.
+// Mean of | |x^| / |x| - 1 | over the tokens with |x| > 0: by how much the scale of a token
+// changes. 0 without such tokens.
 double mean_norm_error(std::span<const float> exact, std::span<const float> approximate,
                        std::size_t head_dim);
 
@@ -88,12 +88,12 @@ inline void metric_requires_size(const char* what, std::size_t size, std::size_t
                                         " numbers; it must have " + std::to_string(expected));
 }
 
-inline void metric_requires_tokens(std::span<const float> exact,
-                                   std::span<const float> approximate, std::size_t head_dim) {
+inline void metric_requires_tokens(std::span<const float> exact, std::span<const float> approximate,
+                                   std::size_t head_dim) {
   metric_requires(head_dim > 0, "head_dim is 0; it must be positive");
-  metric_requires(exact.size() % head_dim == 0,
-                  "exact has " + std::to_string(exact.size()) +
-                      " numbers; it must be whole tokens of " + std::to_string(head_dim));
+  metric_requires(exact.size() % head_dim == 0, "exact has " + std::to_string(exact.size()) +
+                                                    " numbers; it must be whole tokens of " +
+                                                    std::to_string(head_dim));
   metric_requires_size("approximate", approximate.size(), exact.size());
 }
 
