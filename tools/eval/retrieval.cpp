@@ -1,9 +1,12 @@
 #include "retrieval.hpp"
 
 #include <algorithm>
+#include <array>
+#include <numeric>
 #include <random>
 #include <span>
 #include <stdexcept>
+#include <utility>
 
 #include "../../examples/engine/dense.hpp"
 
@@ -14,22 +17,40 @@ namespace {
 constexpr int most_questions = 20;
 constexpr int fewest_lines = 20;
 
+// Lines have names of two words: models that find a word again may still not find a number.
+constexpr std::array adjectives{"amber", "brave", "calm",  "dusty", "eager",  "fancy",  "gentle",
+                                "happy", "icy",   "jolly", "kind",  "lucky",  "mighty", "noble",
+                                "odd",   "proud", "quiet", "rapid", "silver", "tidy",   "upper",
+                                "vivid", "wild",  "young", "zesty", "blue"};
+constexpr std::array nouns{"apple",  "bridge", "castle", "dragon", "engine",  "forest", "garden",
+                           "hammer", "island", "jacket", "kettle", "lantern", "mirror", "needle",
+                           "orchid", "pencil", "queen",  "river",  "shadow",  "table",  "uncle",
+                           "valley", "window", "yard",   "zebra",  "cloud"};
+constexpr int most_lines = static_cast<int>(adjectives.size() * nouns.size());
+
 struct line_text {
   std::string context;
+  std::vector<std::string> names;
   std::vector<std::string> codes;
 
   std::string question(int line) const {
-    return "\nThe same line again:\nline " + std::to_string(line + 1) + ":";
+    return "\nOne of the lines again:\n" + names[static_cast<std::size_t>(line)] + ":";
   }
 };
 
 line_text make_lines(int lines) {
   std::mt19937 random(static_cast<unsigned>(lines));
   line_text text;
-  text.context = "Here is a list of numbered lines. Each line has a number of five digits.\n";
+  text.context = "Here is a list of names. Behind each name stands its number of five digits.\n\n";
+  std::vector<std::size_t> order(static_cast<std::size_t>(most_lines));
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  for (std::size_t i = order.size() - 1; i > 0; --i) std::swap(order[i], order[random() % (i + 1)]);
   for (int i = 0; i < lines; ++i) {
     text.codes.push_back(std::to_string(10000 + random() % 90000));
-    text.context += "line " + std::to_string(i + 1) + ": " + text.codes.back() + "\n";
+    const std::size_t name = order[static_cast<std::size_t>(i)];
+    text.names.push_back(std::string("The ") + adjectives[name / nouns.size()] + " " +
+                         nouns[name % nouns.size()]);
+    text.context += text.names.back() + ": " + text.codes.back() + "\n";
   }
   return text;
 }
@@ -53,11 +74,14 @@ std::vector<int> retrieval_sizes(const kvarn_engine::tokenizer& vocabulary, int 
                              " lines do not fit a context of " + std::to_string(context) +
                              " tokens");
   std::vector<int> sizes{fewest_lines};
-  while (tokens_of(vocabulary, 2 * sizes.back()) <= context) sizes.push_back(2 * sizes.back());
+  const auto fits = [&](int lines) {
+    return lines <= most_lines && tokens_of(vocabulary, lines) <= context;
+  };
+  while (fits(2 * sizes.back())) sizes.push_back(2 * sizes.back());
   // The longest that fits, to 10 lines.
   int most = sizes.back();
   for (int step = most / 20 * 10; step >= 10; step = step / 20 * 10)
-    while (tokens_of(vocabulary, most + step) <= context) most += step;
+    while (fits(most + step)) most += step;
   if (most > sizes.back()) sizes.push_back(most);
   return sizes;
 }
@@ -66,6 +90,9 @@ retrieval_result run_retrieval(kvarn_engine::transformer& model,
                                const kvarn_engine::tokenizer& vocabulary, const layout& l,
                                const method* m, int lines, const kvarn_examples::thread_pool& pool,
                                const progress& report) {
+  if (lines < 1 || lines > most_lines)
+    throw std::runtime_error("line retrieval: " + std::to_string(lines) +
+                             " lines; allowed are 1 to " + std::to_string(most_lines));
   const line_text text = make_lines(lines);
   const std::vector<int> context = encode(vocabulary, text.context);
   retrieval_result result{.lines = lines,

@@ -1,7 +1,7 @@
 // Line retrieval: can a model still read one line of many out of its cache?
 //
-// The context is a sentence and numbered lines, each with a random number of five digits; each
-// question repeats the beginning of one line, and the model has to go on with its digits (greedily,
+// The context is a sentence and lines of a name and a random number of five digits; each question
+// repeats the name of one line, and the model has to go on with its digits (greedily,
 // all five right). Written as plain text, so that a model needs no instructions for it.
 #pragma once
 
@@ -22,7 +22,8 @@ struct retrieval_result {
   double nll = 0;  // mean -log probability of a right answer, nats
 };
 
-// 20, 40, 80 ... and the most lines that a context of so many tokens holds.
+// 20, 40, 80 ... and the most lines that a context of so many tokens holds, or that there are names
+// for.
 std::vector<int> retrieval_sizes(const kvarn_engine::tokenizer& vocabulary, int context);
 
 // `m`: null for exact rows. The same text for every method.
