@@ -1,6 +1,7 @@
 // A short form of what kvarn-eval measures: a real model on 512 tokens of English prose. Bounds
 // hold from both sides. They are wide: the last bit of a product (other compilers, other
-// instruction sets) changes some codes, and with them the mean KL of so few tokens by some 10 %.
+// instruction sets) changes some codes. Between -O1 and -O3 the agreement of `paper` moved from
+// 0.820 to 0.862.
 #include <gtest/gtest.h>
 
 #include <cmath>
