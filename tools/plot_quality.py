@@ -8,10 +8,10 @@ Mean KL against bits per element; KL against position, accumulated and static; t
 and direction in the squared error of keys.
 """
 
-import json
-import pathlib
 import re
 import sys
+
+from report_file import ReportError, read_report
 
 # Methods by family: label, colour, marker. Two colours of the Okabe-Ito palette, which colour-blind
 # readers can tell apart, for the encoders of kvarn; shapes and greys for the others.
@@ -24,18 +24,9 @@ GREYS = ("#777777", "#999999", "#555555")
 MARKERS = "v^xph*<>P+1234X"
 
 
-class ReportError(Exception):
-    pass
-
-
 def load(path):
     """A report, checked as far as it is drawn."""
-    try:
-        report = json.loads(pathlib.Path(path).read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ReportError(f"{path}: cannot be read: {error}") from error
-    except json.JSONDecodeError as error:
-        raise ReportError(f"{path}: is not JSON: {error}") from error
+    report = read_report(path)
     methods = report.get("methods") if isinstance(report, dict) else None
     if not isinstance(methods, list) or not methods:
         raise ReportError(f'{path}: has no member "methods" with at least one method')

@@ -7,11 +7,12 @@ Above: attention KL against bits per element, geometric mean over the heads of t
 Below: error of the attention output per head, methods with 2-bit keys and values.
 """
 
-import json
 import math
 import pathlib
 import re
 import sys
+
+from report_file import ReportError, read_report
 
 # Methods by family: label, colour, marker, weight. Two colours of the Okabe-Ito palette, which
 # colour-blind readers can tell apart, for the encoders of kvarn; shapes and greys for the others.
@@ -48,18 +49,9 @@ FIELDS = ("bytes", "fp16_bytes", "attention_kl", "output_rel_sq_error")
 ROW = 0.45  # inches, of a head in the lower panel
 
 
-class ReportError(Exception):
-    pass
-
-
 def load(path):
     """({head: {method: {field: number}}}, {method: (key bits, value bits)}) of a report, checked."""
-    try:
-        report = json.loads(pathlib.Path(path).read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ReportError(f"{path}: cannot be read: {error}") from error
-    except json.JSONDecodeError as error:
-        raise ReportError(f"{path}: is not JSON: {error}") from error
+    report = read_report(path)
     heads = report.get("heads") if isinstance(report, dict) else None
     if not isinstance(heads, dict) or not heads:
         raise ReportError(f'{path}: has no member "heads" with at least one head')
