@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <stdexcept>
+#include <string>
+
+#include "kvarn/codec/encoder.hpp"
 
 namespace kvarn_engine {
 
@@ -68,15 +72,16 @@ cache_choice parse_cache(const std::string& name, const std::string& bits) {
     choice.bits = kvarn::exact_layer;
     return choice;
   }
-  if (name == "paper")
-    choice.method = kvarn::encoder::paper;
-  else if (name == "tuned")
-    choice.method = kvarn::encoder::tuned;
-  else if (name == "query_aware")
-    choice.method = kvarn::encoder::query_aware;
-  else
-    throw std::runtime_error("cache is '" + name +
-                             "'; allowed are exact, paper, tuned and query_aware");
+  const auto* const info =
+      std::ranges::find(kvarn::encoder_infos, name, &kvarn::encoder_info::name);
+  if (info == std::end(kvarn::encoder_infos)) {
+    std::string allowed = "exact";
+    for (const kvarn::encoder_info& known : kvarn::encoder_infos)
+      allowed.append(&known + 1 == std::end(kvarn::encoder_infos) ? " and " : ", ")
+          .append(known.name);
+    throw std::runtime_error("cache is '" + name + "'; allowed are " + allowed);
+  }
+  choice.method = info->id;
   const auto is_width = [](char c) { return c >= '2' && c <= '4'; };
   if (bits.size() != 4 || bits[0] != 'k' || bits[2] != 'v' || !is_width(bits[1]) ||
       !is_width(bits[3]))

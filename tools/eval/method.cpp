@@ -1,21 +1,15 @@
 #include "method.hpp"
 
-#include <array>
 #include <stdexcept>
 #include <utility>
 
 #include "kvarn/baselines/baselines.hpp"
+#include "kvarn/codec/encoder.hpp"
 #include "kvarn/format/tile_layout.hpp"
 
 namespace kvarn_eval {
 
 namespace {
-
-constexpr std::array encoders{
-    std::pair{std::string_view("paper"), kvarn::encoder::paper},
-    std::pair{std::string_view("tuned"), kvarn::encoder::tuned},
-    std::pair{std::string_view("query_aware"), kvarn::encoder::query_aware},
-};
 
 std::string with_bits(std::string_view name, int key_bits, int value_bits) {
   return std::string(name) + "_k" + std::to_string(key_bits) + "v" + std::to_string(value_bits);
@@ -48,10 +42,10 @@ method find_method(std::string_view name) {
   m.int8 = cut("_int8");
   const bool has_bits = cut_bits(name, m.key_bits, m.value_bits);
 
-  for (const auto& [known, encoder] : encoders)
-    if (has_bits && !m.native && known == name) {
+  for (const kvarn::encoder_info& info : kvarn::encoder_infos)
+    if (has_bits && !m.native && info.name == name) {
       m.kind = storage::packed;
-      m.encoder = encoder;
+      m.encoder = info.id;
       return m;
     }
   m.kind = storage::baseline;
@@ -65,7 +59,8 @@ method find_method(std::string_view name) {
   }
 
   std::string known = "fp16";
-  for (const auto& entry : encoders) known.append(" ").append(with_bits(entry.first, 2, 2));
+  for (const kvarn::encoder_info& info : kvarn::encoder_infos)
+    known.append(" ").append(with_bits(info.name, 2, 2));
   for (const kvarn::baseline& b : kvarn::baselines) known.append(" ").append(b.name);
   throw std::runtime_error(
       "method is '" + m.name + "'; allowed are " + known +
@@ -78,8 +73,8 @@ std::vector<std::string> all_method_names() {
     for (const kvarn::kv_bits& bits : b.widths) names.push_back(kvarn::variant_name(b, bits));
   for (const char* name : {"kivi_native", "turbo_vllm_native"}) names.emplace_back(name);
   for (const auto& bits : {std::pair{2, 2}, {4, 2}, {3, 3}, {4, 4}})
-    for (const auto& entry : encoders)
-      names.push_back(with_bits(entry.first, bits.first, bits.second));
+    for (const kvarn::encoder_info& info : kvarn::encoder_infos)
+      names.push_back(with_bits(info.name, bits.first, bits.second));
   names.emplace_back("fp16");
   return names;
 }
