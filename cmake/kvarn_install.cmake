@@ -17,6 +17,7 @@ configure_package_config_file(
   ${PROJECT_SOURCE_DIR}/cmake/kvarnConfig.cmake.in
   ${PROJECT_BINARY_DIR}/kvarnConfig.cmake
   INSTALL_DESTINATION ${kvarn_package_dir}
+  PATH_VARS CMAKE_INSTALL_INCLUDEDIR
   NO_SET_AND_CHECK_MACRO)
 # Before 1.0 a new minor version may break its users.
 write_basic_package_version_file(
@@ -24,5 +25,8 @@ write_basic_package_version_file(
   COMPATIBILITY SameMinorVersion
   ARCH_INDEPENDENT)
 install(
-  FILES ${PROJECT_BINARY_DIR}/kvarnConfig.cmake ${PROJECT_BINARY_DIR}/kvarnConfigVersion.cmake
+  FILES
+    ${PROJECT_BINARY_DIR}/kvarnConfig.cmake
+    ${PROJECT_BINARY_DIR}/kvarnConfigVersion.cmake
+    ${CMAKE_CURRENT_LIST_DIR}/kvarn_compiled.cmake
   DESTINATION ${kvarn_package_dir})

@@ -20,10 +20,15 @@ export FLAGS="-std=c++20 -O2 -Wall -Wextra -Wconversion -Wpedantic -Wno-psabi -W
   -Iinclude -Itests -I. -isystem $build/include -isystem /usr/include/eigen3
   -isystem $gtest/include -DKVARN_TEST_DATA_DIR=\"tests/data\""
 
-# Pairs of a source file and its object, compiled side by side.
+# Pairs of a source file and its object, compiled side by side. As in tests/CMakeLists.txt only simd_test
+# has kernels of its own.
 {
   for source in gtest-all gtest_main; do
     echo "$gtest/src/$source.cc $build/$source.o"
+  done
+  echo "include/kvarn/compiled_kernels.cpp $build/kernels.o"
+  for source in tests/support/*.cpp; do
+    echo "$source $build/support.$(basename "$source" .cpp).o"
   done
   for directory in simd codec format; do
     for source in tests/$directory/*_test.cpp; do
@@ -32,13 +37,15 @@ export FLAGS="-std=c++20 -O2 -Wall -Wextra -Wconversion -Wpedantic -Wno-psabi -W
   done
 } | GTEST=$gtest xargs -P "$(nproc)" -L 1 sh -c '
   case $0 in
-    tests/*) exec $CXX $FLAGS -c "$0" -o "$1" ;;
+    tests/simd/* | tests/support/*) exec $CXX $FLAGS -c "$0" -o "$1" ;;
+    tests/* | include/*) exec $CXX $FLAGS -DKVARN_COMPILED_KERNELS -c "$0" -o "$1" ;;
     *) exec $CXX -std=c++20 -O1 -isystem "$GTEST/include" "-I$GTEST" -c "$0" -o "$1" ;;
   esac'
 
 for directory in simd codec format; do
   # The linker warns of getaddrinfo in a static program; no test resolves names.
-  $CXX -static "$build/$directory".*_test.o "$build/gtest-all.o" "$build/gtest_main.o" -pthread \
+  $CXX -static "$build/$directory".*_test.o "$build"/support.*.o "$build/kernels.o" \
+    "$build/gtest-all.o" "$build/gtest_main.o" -pthread \
     -o "$build/${directory}_test" 2>"$build/link.log" || { cat "$build/link.log" >&2; exit 1; }
 done
 

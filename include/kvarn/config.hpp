@@ -61,8 +61,8 @@
 #endif
 
 // Functions that do work live in an inline namespace named after the instruction sets that the
-// including file is compiled for: two files whose -march flags differ in any of those below then
-// never share a copy.
+// including file is compiled for, and after whether it has kernels of its own
+// (simd/on_target.hpp): two files that differ in any of this then never share a copy.
 #if defined(__AVX512F__)
 #define KVARN_ISA_A avx512
 #elif defined(__AVX2__)
@@ -107,9 +107,25 @@
 #else
 #define KVARN_ISA_D x
 #endif
-#define KVARN_ISA_PASTE_EXPANDED(a, b, c, d) isa_##a##_##b##_##c##_##d
-#define KVARN_ISA_PASTE(a, b, c, d) KVARN_ISA_PASTE_EXPANDED(a, b, c, d)
-#define KVARN_ISA_NAMESPACE KVARN_ISA_PASTE(KVARN_ISA_A, KVARN_ISA_B, KVARN_ISA_C, KVARN_ISA_D)
+#if defined(KVARN_COMPILED_KERNELS)
+#define KVARN_ISA_E extern
+#else
+#define KVARN_ISA_E x
+#endif
+#define KVARN_ISA_PASTE_EXPANDED(a, b, c, d, e) isa_##a##_##b##_##c##_##d##_##e
+#define KVARN_ISA_PASTE(a, b, c, d, e) KVARN_ISA_PASTE_EXPANDED(a, b, c, d, e)
+#define KVARN_ISA_NAMESPACE \
+  KVARN_ISA_PASTE(KVARN_ISA_A, KVARN_ISA_B, KVARN_ISA_C, KVARN_ISA_D, KVARN_ISA_E)
+
+// The functions by which kernels are reached belong to the including file, or, under
+// KVARN_COMPILED_KERNELS, to one file that serves others with whatever -march flags.
+#if defined(KVARN_COMPILED_KERNELS)
+#define KVARN_KERNELS_NAMESPACE compiled
+#define KVARN_KERNELS_INLINE
+#else
+#define KVARN_KERNELS_NAMESPACE KVARN_ISA_NAMESPACE
+#define KVARN_KERNELS_INLINE inline
+#endif
 
 // CUDA code lives in an inline namespace named after the architectures that the including file is
 // compiled for, and kernels are hidden: two libraries built for different ones never share a

@@ -25,8 +25,9 @@ using kvarn::tile_kind;
 using kvarn_test::gaussian_source;
 using kvarn_test::grid_values;
 using kvarn_test::nearest_float16;
-using kvarn_test::row_major_matrix;
 using kvarn_test::run;
+
+using row_major_matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
 constexpr std::array min_max_methods{kvarn::rtn_token, kvarn::rtn_channel, kvarn::kivi,
                                      kvarn::rotation_kivi};

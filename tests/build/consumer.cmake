@@ -25,4 +25,6 @@ execute_process(
     -D CMAKE_CXX_COMPILER=${CXX} -D CMAKE_BUILD_TYPE=Debug ${where}
   COMMAND_ERROR_IS_FATAL ANY)
 execute_process(COMMAND ${CMAKE_COMMAND} --build ${WORK_DIR}/build COMMAND_ERROR_IS_FATAL ANY)
-execute_process(COMMAND ${WORK_DIR}/build/consumer COMMAND_ERROR_IS_FATAL ANY)
+foreach(program IN ITEMS consumer consumer_compiled)
+  execute_process(COMMAND ${WORK_DIR}/build/${program} COMMAND_ERROR_IS_FATAL ANY)
+endforeach()

@@ -12,6 +12,7 @@
 #include "kvarn/codec/tile_codec.hpp"
 #include "support/layouts.hpp"
 #include "support/oracle.hpp"
+#include "support/oracle_numbers.hpp"
 #include "support/tiles.hpp"
 
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "../config.hpp"
-#include "../simd/dispatch.hpp"
+#include "../simd/on_target.hpp"
 #include "attention.hpp"
 #include "scalar_attention.hpp"
 
@@ -87,42 +87,12 @@ inline void clear_row(attention_row& row, int dim) {
   std::fill(row.values, row.values + dim, 0.0f);
 }
 
-// The functions of one target that attention calls. Everything else is compiled once for all
-// targets.
-template <class Q, class T, class O>
-struct attention_functions {
-  void (*prepare_query)(tokens_view<const Q>, int, int, const attention_options&, float*);
-  void (*attend_sealed)(const cache_format&, const sealed_group*, std::size_t, float,
-                        operand_precision, attention_row*, int);
-  void (*attend_exact)(const cache_format&, const exact_tokens<T>&, float, attention_row*, int);
-  void (*join_row)(attention_row&, const attention_row&, int);
-  void (*join_sink_logit)(attention_row&, float, int);
-  void (*finish_row)(const attention_row&, int, bool, tokens_view<O>, int);
-
-  static attention_functions of(target on) {
-    return with_kernels(on, [](auto kernels) {
-      using used = decltype(kernels);
-      return attention_functions{&used::template prepare_query<const Q>,
-                                 &used::attend_sealed,
-                                 &used::template attend_exact<T>,
-                                 &used::join_row,
-                                 &used::join_sink_logit,
-                                 &used::template finish_row<O>};
-    });
-  }
-};
-
-template <class Task>
-using functions_for =
-    attention_functions<typename Task::query_element, typename Task::memory_element,
-                        typename Task::output_element>;
-
 // Takes rows first_row .. first_row + count - 1 of a task through chunks first_chunk .. end_chunk -
 // 1 and leaves the sums in totals[0 .. count - 1]. `workspace`: block_floats(count) floats, which
 // then hold the values of the totals.
 template <class Task>
-void attend_rows(const functions_for<Task>& kernels, const Task& task, int first_row, int count,
-                 int first_chunk, int end_chunk, float* workspace, attention_row* totals) {
+void attend_rows(target on, const Task& task, int first_row, int count, int first_chunk,
+                 int end_chunk, float* workspace, attention_row* totals) {
   const cache_format& format = task.memory.format;
   const int dim = format.value_head_dim;
   const float cap = task.options.logit_soft_cap * log2_e;
@@ -131,7 +101,8 @@ void attend_rows(const functions_for<Task>& kernels, const Task& task, int first
   for (int i = 0; i < count; ++i) {
     const int index = first_row + i;
     float* const query = queries + std::ptrdiff_t{i} * format.key_head_dim;
-    kernels.prepare_query(task.query_of(index), 0, format.key_head_dim, task.options, query);
+    on_target::elements<typename Task::query_element>::prepare_query(
+        on, task.query_of(index), 0, format.key_head_dim, task.options, query);
     attention_row& row = rows[i];
     row.query = query;
     row.end_visible = task.queries.position + index / task.queries.heads + 1;
@@ -145,32 +116,35 @@ void attend_rows(const functions_for<Task>& kernels, const Task& task, int first
     if (task.is_empty(chunk)) continue;
     for (int i = 0; i < count; ++i) clear_row(rows[i], dim);
     if (chunk == 0) {
-      kernels.attend_exact(format, task.memory.sink, cap, rows, count);
+      on_target::elements<typename Task::memory_element>::attend_exact(on, format, task.memory.sink,
+                                                                       cap, rows, count);
     } else if (chunk == task.chunk_count() - 1) {
-      kernels.attend_exact(format, task.memory.tail, cap, rows, count);
+      on_target::elements<typename Task::memory_element>::attend_exact(on, format, task.memory.tail,
+                                                                       cap, rows, count);
     } else {
       const auto sealed =
           task.memory.sealed.subspan(static_cast<std::size_t>(chunk - 1) * groups_per_chunk);
       const std::size_t groups =
           (std::min)(sealed.size(), static_cast<std::size_t>(groups_per_chunk));
-      kernels.attend_sealed(format, sealed.data(), groups, cap, task.options.precision, rows,
-                            count);
+      on_target::attend_sealed(on, format, sealed.data(), groups, cap, task.options.precision, rows,
+                               count);
     }
-    for (int i = 0; i < count; ++i) kernels.join_row(totals[i], rows[i], dim);
+    for (int i = 0; i < count; ++i) on_target::join_row(on, totals[i], rows[i], dim);
   }
 }
 
 // Writes the outputs of rows first_row .. first_row + count - 1 from their totals.
 template <class Task>
-void finish_rows(const functions_for<Task>& kernels, const Task& task, int first_row, int count,
-                 attention_row* totals) {
+void finish_rows(target on, const Task& task, int first_row, int count, attention_row* totals) {
   const int dim = task.memory.format.value_head_dim;
   for (int i = 0; i < count; ++i) {
     attention_row& total = totals[i];
     const int index = first_row + i;
     if (task.options.sink_logits != nullptr)
-      kernels.join_sink_logit(total, task.options.sink_logits[index % task.queries.heads], dim);
-    kernels.finish_row(total, dim, task.options.rotate_output, task.out_of(index), 0);
+      on_target::join_sink_logit(on, total, task.options.sink_logits[index % task.queries.heads],
+                                 dim);
+    on_target::elements<typename Task::output_element>::finish_row(
+        on, total, dim, task.options.rotate_output, task.out_of(index), 0);
     if (task.lse != nullptr)
       *task.lse_of(index) =
           total.maximum == minus_infinity ? minus_infinity : log_of(total.sum, total.maximum);
@@ -188,12 +162,11 @@ constexpr std::size_t attention_workspace(const cache_format& format) {
 template <class Q, class T, class O>
 void attend(const attention_task<Q, T, O>& task, float* workspace, target on = default_target()) {
   KVARN_ASSERT(task.options.softmax_scale > 0.0f);
-  const auto kernels = detail::attention_functions<Q, T, O>::of(on);
   for (int first = 0; first < task.row_count(); first += detail::rows_per_block) {
     const int count = (std::min)(detail::rows_per_block, task.row_count() - first);
     attention_row totals[detail::rows_per_block];
-    detail::attend_rows(kernels, task, first, count, 0, task.chunk_count(), workspace, totals);
-    detail::finish_rows(kernels, task, first, count, totals);
+    detail::attend_rows(on, task, first, count, 0, task.chunk_count(), workspace, totals);
+    detail::finish_rows(on, task, first, count, totals);
   }
 }
 
@@ -236,9 +209,8 @@ class attention_batch {
   // of the tasks that were cut along chunks.
   template <class Executor>
   void run(float* workspace, const Executor& executor, target on = default_target()) const {
-    const auto kernels = detail::functions_for<Task>::of(on);
-    executor(items_.size(), [&](std::size_t i) { run_item(kernels, items_[i], workspace); });
-    executor(joins_.size(), [&](std::size_t i) { join_items(kernels, joins_[i], workspace); });
+    executor(items_.size(), [&](std::size_t i) { run_item(on, items_[i], workspace); });
+    executor(joins_.size(), [&](std::size_t i) { join_items(on, joins_[i], workspace); });
   }
 
  private:
@@ -263,14 +235,13 @@ class attention_batch {
     return workspace + it.offset + detail::block_floats(tasks_[it.task].memory.format, it.rows);
   }
 
-  void run_item(const detail::functions_for<Task>& kernels, const item& it,
-                float* workspace) const {
+  void run_item(target on, const item& it, float* workspace) const {
     const Task& task = tasks_[it.task];
     attention_row totals[detail::rows_per_block];
-    detail::attend_rows(kernels, task, it.first_row, it.rows, it.first_chunk, it.end_chunk,
+    detail::attend_rows(on, task, it.first_row, it.rows, it.first_chunk, it.end_chunk,
                         workspace + it.offset, totals);
     if (task.row_count() > detail::rows_per_block) {
-      detail::finish_rows(kernels, task, it.first_row, it.rows, totals);
+      detail::finish_rows(on, task, it.first_row, it.rows, totals);
       return;
     }
     float* const sums = sums_of(it, workspace);
@@ -281,8 +252,7 @@ class attention_batch {
     }
   }
 
-  void join_items(const detail::functions_for<Task>& kernels, const item_range& range,
-                  float* workspace) const {
+  void join_items(target on, const item_range& range, float* workspace) const {
     const Task& task = tasks_[items_[range.first].task];
     const int dim = task.memory.format.value_head_dim;
     attention_row totals[detail::rows_per_block];
@@ -297,10 +267,10 @@ class attention_batch {
         if (i == range.first)
           totals[r] = part;
         else
-          kernels.join_row(totals[r], part, dim);
+          on_target::join_row(on, totals[r], part, dim);
       }
     }
-    detail::finish_rows(kernels, task, 0, task.row_count(), totals);
+    detail::finish_rows(on, task, 0, task.row_count(), totals);
   }
 
   std::span<const Task> tasks_;

@@ -17,7 +17,7 @@
 #include "../config.hpp"
 #include "../error.hpp"
 #include "../format/tile_layout.hpp"
-#include "../simd/dispatch.hpp"
+#include "../simd/on_target.hpp"
 #include "hadamard.hpp"
 #include "query_sums.hpp"
 #include "tokens.hpp"
@@ -65,9 +65,8 @@ class query_moment {
   replaced_values add(tokens_view<T> queries, int count, bool rotate = true,
                       target on = default_target()) {
     count_ += static_cast<std::uint64_t>(count);
-    return with_kernels(on, [&](auto kernels) {
-      return kernels.add_queries(queries, count, rotate, head_dim_, sums_.data());
-    });
+    return on_target::elements<typename tokens_view<T>::element>::add_queries(
+        on, queries, count, rotate, head_dim_, sums_.data());
   }
 
   // Adds the queries of another moment. Precondition: the same head_dim.
@@ -100,9 +99,7 @@ class query_factor {
                         target on = default_target())
       : head_dim_(moment.head_dim()), upper_(moment.sums().begin(), moment.sums().end()) {
     std::vector<float> workspace(factor_workspace(head_dim_));
-    with_kernels(on, [&](auto kernels) {
-      kernels.factorize(upper_.data(), head_dim_, damping, workspace.data());
-    });
+    on_target::factorize(on, upper_.data(), head_dim_, damping, workspace.data());
     bool finite = true;
     for (const float u : upper_) finite &= std::isfinite(u);
     if (!finite) std::fill(upper_.begin(), upper_.end(), 0.0f);

@@ -8,7 +8,7 @@
 #include "../error.hpp"
 #include "../format/tile_layout.hpp"
 #include "../format/tile_view.hpp"
-#include "../simd/dispatch.hpp"
+#include "../simd/on_target.hpp"
 #include "encoder.hpp"
 #include "query_moment.hpp"
 #include "scalar_codec.hpp"
@@ -36,9 +36,8 @@ encode_report encode_tile(tokens_view<T> tokens, tile_view out, const encoder_re
   KVARN_ASSERT(!recipe.error_feedback ||
                (factor != nullptr && factor->head_dim() == out.layout.cols()));
   const float* const upper = recipe.error_feedback ? factor->upper() : nullptr;
-  return with_kernels(on, [&](auto kernels) {
-    return kernels.encode_tile(tokens, out, recipe, rotate, upper, workspace);
-  });
+  return on_target::elements<typename tokens_view<T>::element>::encode_tile(
+      on, tokens, out, recipe, rotate, upper, workspace);
 }
 
 // The same with one of the library's encoders.
@@ -52,7 +51,7 @@ encode_report encode_tile(tokens_view<T> tokens, tile_view out, const encode_opt
 // Decodes row `row` of the tile (a token of keys, a channel of values) as stored, that is rotated:
 // layout.cols() floats.
 inline void decode_row(const_tile_view tile, int row, float* out, target on = default_target()) {
-  with_kernels(on, [&](auto kernels) { kernels.decode_row(tile, row, out); });
+  on_target::decode_row(on, tile, row, out);
 }
 
 // Decodes `count` tokens from `first` on into out's tokens 0 .. count - 1. `rotate_back`: false
@@ -62,8 +61,7 @@ template <class T>
 void decode_tokens(const_tile_view tile, int first, int count, tokens_view<T> out,
                    bool rotate_back = true, target on = default_target()) {
   KVARN_ASSERT(first >= 0 && count >= 0 && first + count <= tile.layout.group);
-  with_kernels(on,
-               [&](auto kernels) { kernels.decode_tokens(tile, first, count, out, rotate_back); });
+  on_target::elements<T>::decode_tokens(on, tile, first, count, out, rotate_back);
 }
 
 // Decodes the whole tile.
@@ -80,8 +78,8 @@ void decode_tile(const_tile_view tile, tokens_view<T> out, bool rotate_back = tr
 template <class T, class O>
 replaced_values rotate_tokens(tokens_view<T> in, tokens_view<O> out, int count, int head_dim,
                               target on = default_target()) {
-  return with_kernels(
-      on, [&](auto kernels) { return kernels.rotate_tokens(in, out, count, head_dim); });
+  return on_target::element_pairs<typename tokens_view<T>::element, O>::rotate_tokens(
+      on, in, out, count, head_dim);
 }
 
 // An encoder with its own workspace and checked arguments, for use over many tiles of one layout.
