@@ -252,6 +252,28 @@ TEST(Demo, EqualInputGivesEqualReports) {
   EXPECT_EQ(errors(), errors());
 }
 
+TEST(Demo, HeadsWithoutErrorHaveNoRatios) {
+  auto head = make_head(384, 64, 1);
+  std::ranges::fill(head.keys, 0.0f);
+  std::ranges::fill(head.values, 0.0f);
+  head.name = "not UTF-8: \xff";
+  const std::vector methods{method_named("query_aware_k2v2"), method_named("paper_k2v2"),
+                            method_named("paper_k3v3")};
+  const std::vector results{kvarn_demo::evaluate_all(head, methods)};
+  for (const auto& e : results[0].evaluations) EXPECT_EQ(e.attention_kl, 0);
+  std::ostringstream out;
+  kvarn_demo::print_head(out, results[0], methods);
+  kvarn_demo::print_summary(out, results, methods);
+  EXPECT_NE(out.str().find("paper_k2v2"), std::string::npos);
+  EXPECT_EQ(out.str().find("nan"), std::string::npos) << out.str();
+  EXPECT_EQ(out.str().find("See "), std::string::npos) << out.str();
+
+  const temporary_folder folder;
+  const auto path = folder.path() / "report.json";
+  kvarn_demo::write_json(path, kvarn_demo::to_json(results, methods));
+  EXPECT_EQ(nlohmann::json::parse(std::ifstream(path)).at("heads").size(), 1u);
+}
+
 // ---- What is refused ----
 
 struct refusal {

@@ -2,13 +2,13 @@
 # Fetches the text of the quality tables: Isaac Newton's "Opticks" (1730, public domain), 567 kB of
 # English prose, which the Debian and Ubuntu packages of Go's source carry as test data.
 #
-#   tools/fetch-text.sh [FILE]     by default build/texts/opticks.txt
+#   tools/fetch-text.sh [file, else build/texts/opticks.txt of this project]
 #
 # Needs apt-get; installs nothing. A file that is there already is checked and kept.
 set -eu
 
 sha256=d4a9ac22462b35e7821a4f2706c211093da678620a8f9997989ee7cf8d507bbd
-file=${1-build/texts/opticks.txt}
+file=${1:-$(dirname "$0")/../build/texts/opticks.txt}
 
 say() { printf 'fetch-text: %s\n' "$*"; }
 fail() {

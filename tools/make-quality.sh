@@ -7,6 +7,7 @@
 #
 # Results: build/quality/NAME/report.json, report.csv, table.md, quality.svg, NAME that of the text.
 set -eu
+start=$PWD
 cd "$(dirname "$0")/.."
 
 model=build/models/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -19,7 +20,11 @@ cmake --build --preset demo --target kvarn-eval
 python=python3
 "$python" -c 'import matplotlib' 2>/dev/null || python=/usr/bin/python3
 
-for text in build/texts/opticks.txt "$@"; do
+for text in "$PWD/build/texts/opticks.txt" "$@"; do
+  case $text in
+    /*) ;;
+    *) text=$start/$text ;;  # of the caller's folder
+  esac
   name=$(basename "$text" .txt)
   out=build/quality/$name
   # Line retrieval has texts of its own: once is enough.

@@ -8,10 +8,11 @@ Times are medians. "of floor" is the time of a plain read of the same bytes in t
 percent of the time measured; "FP16 x" how many times faster than attention over binary16.
 """
 
-import json
-import pathlib
 import re
 import sys
+
+from picture import load_pyplot, picture_path, save, use_plain_style
+from report_file import ReportError, read_report
 
 BASE = "d128/k2v2/gqa4/t16384/cold"
 SHAPE = re.compile(r"attention/([^/]+)/d128/(k\d+v\d+)/gqa(\d+)/t16384/cold(/int8)?")
@@ -61,21 +62,15 @@ STYLES = {
 }
 
 
-class ReportError(Exception):
-    pass
-
-
 def load(path):
     """{name: counters of its median}, in the order of the report, and its context."""
+    report = read_report(path)
     try:
-        report = json.loads(pathlib.Path(path).read_text())
         runs = report["benchmarks"]
         medians = {run["run_name"].removesuffix("/real_time"): run
                    for run in runs if run.get("aggregate_name") == "median" and "ns" in run}
         context = report["context"]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ReportError(f"{path}: cannot be read: {error}") from error
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ReportError(f"{path}: is not a report of kvarn-bench: {error!r}") from error
     if not medians:
         raise ReportError(f"{path}: has no medians; repeat each benchmark at least twice")
@@ -210,24 +205,8 @@ def draw_heads(axes, medians):
 
 
 def draw(medians, out):
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ReportError(f"{sys.executable} has no matplotlib: {error}") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    pyplot.rcParams.update({
-        "font.family": "DejaVu Sans",
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.edgecolor": "#888888",
-        "axes.grid": True,
-        "grid.color": "#EEEEEE",
-        "axes.axisbelow": True,
-        "svg.hashsalt": "kvarn",  # equal reports give equal files
-    })
+    pyplot = load_pyplot()
+    use_plain_style(pyplot)
     figure, (targets, heads) = pyplot.subplots(
         1, 2, figsize=(10.5, 4.2), width_ratios=[1.15, 1], layout="constrained")
     if draw_targets(targets, medians) == 0:
@@ -235,10 +214,7 @@ def draw(medians, out):
     draw_heads(heads, medians)
     figure.suptitle("Decode attention, D 128, 16,384 tokens, 2 bits, cold caches, one thread",
                     x=0.01, ha="left", fontsize=11, fontweight="bold")
-    try:
-        figure.savefig(out, dpi=125, metadata={"Date": None} if out.suffix == ".svg" else {})
-    except OSError as error:
-        raise ReportError(f"{out}: cannot be written: {error}") from error
+    save(figure, out)
 
 
 def main(arguments):
@@ -250,9 +226,7 @@ def main(arguments):
         if len(arguments) == 1:
             print_tables(medians, context)
             return 0
-        out = pathlib.Path(arguments[1])
-        if out.suffix not in (".svg", ".png"):
-            raise ReportError(f"{out}: ends in '{out.suffix}'; .svg and .png can be written")
+        out = picture_path(arguments[1])
         draw(medians, out)
     except ReportError as error:
         print(f"plot_performance.py: {error}", file=sys.stderr)

@@ -11,6 +11,7 @@ and direction in the squared error of keys.
 import re
 import sys
 
+from picture import load_pyplot, picture_path, save
 from report_file import ReportError, read_report
 
 # Methods by family: label, colour, marker. Two colours of the Okabe-Ito palette, which colour-blind
@@ -114,12 +115,8 @@ def draw_split(axes, methods, chosen):
     axes.set_title("Magnitude (dark) and direction (light)")
 
 
-def draw(report, path):
-    import matplotlib
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "kvarn"  # the same report gives the same bytes
-    from matplotlib import pyplot
-
+def draw(report, out):
+    pyplot = load_pyplot()
     methods = report["methods"]
     chosen = styles(methods)
     split = sum(1 for m in methods if m["heads"])
@@ -134,7 +131,7 @@ def draw(report, path):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
     figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None, dpi=150)
+    save(figure, out, dpi=150)
 
 
 def table(report):
@@ -169,8 +166,8 @@ def main(arguments):
         if len(arguments) == 1:
             print(table(report))
         else:
-            draw(report, arguments[1])
-    except (ReportError, OSError, ValueError) as error:
+            draw(report, picture_path(arguments[1]))
+    except ReportError as error:
         print(f"plot_quality: {error}", file=sys.stderr)
         return 1
     return 0

@@ -8,10 +8,10 @@ Below: error of the attention output per head, methods with 2-bit keys and value
 """
 
 import math
-import pathlib
 import re
 import sys
 
+from picture import load_pyplot, picture_path, save, use_plain_style
 from report_file import ReportError, read_report
 
 # Methods by family: label, colour, marker, weight. Two colours of the Okabe-Ito palette, which
@@ -213,45 +213,23 @@ def draw_output(axes, heads, widths):
 
 
 def draw(heads, widths, out):
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ReportError(f"{sys.executable} has no matplotlib: {error}") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    pyplot.rcParams.update({
-        "font.family": "DejaVu Sans",
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.edgecolor": "#888888",
-        "axes.grid": True,
-        "grid.color": "#EEEEEE",
-        "axes.axisbelow": True,
-        "svg.hashsalt": "kvarn",  # equal reports give equal files
-    })
+    pyplot = load_pyplot()
+    use_plain_style(pyplot)
     above, below = 4.8, ROW * len(heads)
     figure, (kl, output) = pyplot.subplots(
         2, 1, figsize=(8, above + below + 2.2), height_ratios=[above, below], layout="constrained")
     figure.get_layout_engine().set(h_pad=0.12)
     draw_output(output, heads, widths)
     draw_kl(kl, heads, widths)
-    metadata = {"Date": None} if out.suffix == ".svg" else {}
-    try:
-        figure.savefig(out, dpi=125, metadata=metadata)
-    except OSError as error:
-        raise ReportError(f"{out}: cannot be written: {error}") from error
+    save(figure, out)
 
 
 def main(arguments):
     if len(arguments) != 2:
         print("usage: plot_report.py REPORT.json OUT.svg|OUT.png", file=sys.stderr)
         return 1
-    out = pathlib.Path(arguments[1])
     try:
-        if out.suffix not in (".svg", ".png"):
-            raise ReportError(f"{out}: ends in '{out.suffix}'; .svg and .png can be written")
+        out = picture_path(arguments[1])
         draw(*load(arguments[0]), out)
     except ReportError as error:
         print(f"plot_report.py: {error}", file=sys.stderr)

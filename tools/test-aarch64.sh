@@ -1,6 +1,7 @@
 #!/bin/sh
-# Compiles the tests of format/, codec/, attention/ and simd/ for AArch64 and runs them under qemu's user mode:
-# the library on another architecture, and its NEON kernels against the scalar code.
+# Compiles the tests of format/, codec/ and simd/ for AArch64 and runs them under qemu's user mode:
+# the library on another architecture, and its NEON kernels, attention among them, against the
+# scalar code.
 #
 #   tools/test-aarch64.sh [build directory, else build/aarch64]
 #
@@ -10,6 +11,7 @@ set -eu
 cd "$(dirname "$0")/.."
 build=${1:-build/aarch64}
 gtest=/usr/src/googletest/googletest
+directories="simd codec format" # split into words below on purpose
 
 # The host's own include path stays out of sight, so its header-only library gets one of its own.
 mkdir -p "$build/include"
@@ -30,7 +32,7 @@ export FLAGS="-std=c++20 -O2 -Wall -Wextra -Wconversion -Wpedantic -Wno-psabi -W
   for source in tests/support/*.cpp; do
     echo "$source $build/support.$(basename "$source" .cpp).o"
   done
-  for directory in simd codec format; do
+  for directory in $directories; do
     for source in tests/$directory/*_test.cpp; do
       echo "$source $build/$directory.$(basename "$source" .cpp).o"
     done
@@ -42,7 +44,7 @@ export FLAGS="-std=c++20 -O2 -Wall -Wextra -Wconversion -Wpedantic -Wno-psabi -W
     *) exec $CXX -std=c++20 -O1 -isystem "$GTEST/include" "-I$GTEST" -c "$0" -o "$1" ;;
   esac'
 
-for directory in simd codec format; do
+for directory in $directories; do
   # The linker warns of getaddrinfo in a static program; no test resolves names.
   $CXX -static "$build/$directory".*_test.o "$build"/support.*.o "$build/kernels.o" \
     "$build/gtest-all.o" "$build/gtest_main.o" -pthread \
@@ -51,7 +53,7 @@ done
 
 # One shard of the tests for each processor. Not the death tests: the host would have to start an
 # AArch64 program.
-for directory in simd codec format; do
+for directory in $directories; do
   printf '\n%s under qemu-aarch64\n' "${directory}_test"
   seq 0 $(($(nproc) - 1)) | GTEST_TOTAL_SHARDS=$(nproc) xargs -P "$(nproc)" -I '{}' \
     env GTEST_SHARD_INDEX='{}' qemu-aarch64 "$build/${directory}_test" --gtest_brief=1 \

@@ -1,6 +1,7 @@
 // What a method costs on a head, and its mean over heads.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <optional>
@@ -59,7 +60,7 @@ inline evaluation evaluate(const head& h, const method& m, int repeats) {
   e.v_rel_sq_error = kvarn::relative_squared_error(h.quantised_part(h.values, h.value_dim),
                                                    h.quantised_part(quantised.values, h.value_dim));
   e.e_m_share = kvarn::split_error(exact_keys, approx_keys, h.key_dim).magnitude_share();
-  e.attention_kl = attention.kl;
+  e.attention_kl = (std::max)(attention.kl, 0.0);  // of equal softmaxes rounding can be below
   e.output_rel_sq_error = attention.output;
   e.output_rel_sq_error_v_only = attention.output_exact_keys;
   return e;

@@ -152,7 +152,8 @@ inline void write_json(const std::filesystem::path& path, const nlohmann::ordere
   if (!folder.empty()) std::filesystem::create_directories(folder, error);
   if (error) detail::fail(folder, "cannot be created: " + error.message());
   std::ofstream file(path);
-  file << json.dump(1) << '\n';
+  // Names of heads are names of files, which need not be UTF-8.
+  file << json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
   file.close();
   if (!file) detail::fail(path, "cannot be written");
 }
@@ -208,7 +209,8 @@ inline void print_summary(std::ostream& out, std::span<const head_result> heads,
   const evaluation* ours = find("query_aware_k2v2");
   const evaluation* paper = find("paper_k2v2");
   const evaluation* more_bits = find("paper_k3v3");
-  if (ours != nullptr && paper != nullptr && more_bits != nullptr)
+  if (ours != nullptr && paper != nullptr && more_bits != nullptr && paper->attention_kl > 0 &&
+      more_bits->attention_kl > 0)
     out << detail::format(
         "\nSee attn KL: query_aware_k2v2 has %.2f x that of paper_k2v2 (same bytes), "
         "%.2f x paper_k3v3's.\n",

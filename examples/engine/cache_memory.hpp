@@ -108,6 +108,7 @@ class cache_memory : public kv_memory {
     config.sink = choice.sink;
     config.tail = choice.tail;
     config.max_sequences = 1;
+    kvarn::validate(config.format).or_throw();  // what follows divides by the group
     config.page_count = tokens / choice.group + 1;
     return kvarn::kv_cache<T>::make(config).value();
   }

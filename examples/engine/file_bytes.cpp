@@ -46,4 +46,13 @@ kvarn::result<file_bytes> file_bytes::map(const std::string& path) {
   return mapped;
 }
 
+kvarn::result<std::string> read_text(const std::string& path) {
+  return kvarn::or_out_of_memory([&]() -> kvarn::result<std::string> {
+    const auto file = file_bytes::map(path);
+    if (!file) return file.why();
+    const std::span<const std::byte> bytes = file.value().bytes();
+    return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  });
+}
+
 }  // namespace kvarn_engine

@@ -28,4 +28,7 @@ class file_bytes {
   std::span<const std::byte> bytes_;
 };
 
+// The whole of a file, a copy. Errors as of file_bytes::map; out_of_memory.
+kvarn::result<std::string> read_text(const std::string& path);
+
 }  // namespace kvarn_engine

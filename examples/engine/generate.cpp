@@ -2,9 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "cache_memory.hpp"
+#include "file_bytes.hpp"
 #include "generation.hpp"
 #include "gguf.hpp"
 #include "model_file.hpp"
@@ -45,9 +44,12 @@ struct arguments {
 void add_options(CLI::App& app, arguments& a) {
   app.add_option("--model", a.model, "GGUF file")->required();
   auto* prompt = app.add_option("--prompt", a.prompt, "Text to go on from");
-  app.add_flag("--chat", a.chat, "Ask the prompt as a question, in the ChatML template");
-  app.add_option("--system", a.system, "System message of the chat");
-  app.add_option("--cache", a.cache, "exact (FP16), paper, tuned or query_aware")
+  auto* chat =
+      app.add_flag("--chat", a.chat, "Ask the prompt as a question, in the ChatML template");
+  app.add_option("--system", a.system, "System message of the chat")->needs(chat);
+  app.add_option("--cache", a.cache,
+                 "How tokens are stored; these are known: " + kvarn_engine::cache_names() +
+                     "; exact is FP16")
       ->capture_default_str();
   app.add_option("--bits", a.bits, "Bits of keys and values: kXvY")->capture_default_str();
   app.add_option("--sink", a.sink, "First tokens that stay exact")->capture_default_str();
@@ -112,11 +114,22 @@ kvarn_engine::cache_choice choice_of(const arguments& a) {
   return choice;
 }
 
+// What chat_prompt needs: a model that knows the template, and texts that cannot end their turn.
+void check_chat(const arguments& a, const kvarn_engine::tokenizer& vocabulary) {
+  for (const char* name : {"<|im_start|>", "<|im_end|>"})
+    if (!vocabulary.find_special(name))
+      throw std::runtime_error("--chat: the model has no token " + std::string(name));
+  for (const std::string& text : {a.system, a.prompt})
+    if (vocabulary.encode(text, true).value() != vocabulary.encode(text, false).value())
+      throw std::runtime_error("--chat: a message has the name of a control token: '" + text + "'");
+}
+
 void run_generation(const arguments& a, const kvarn_engine::tokenizer& vocabulary,
                     kvarn_engine::transformer& model, const kvarn_examples::thread_pool& pool) {
   const model_config& c = model.config();
   std::vector<int> prompt;
   if (vocabulary.adds_bos() && vocabulary.bos()) prompt.push_back(*vocabulary.bos());
+  if (a.chat) check_chat(a, vocabulary);
   const auto text = a.chat ? kvarn_engine::chat_prompt(a.system, a.prompt) : a.prompt;
   for (const int token : vocabulary.encode(text, a.chat).value()) prompt.push_back(token);
   if (prompt.empty()) throw std::runtime_error("the prompt is empty; give --prompt");
@@ -141,8 +154,7 @@ void run_generation(const arguments& a, const kvarn_engine::tokenizer& vocabular
 
 void run_benchmark(const arguments& a, const kvarn_engine::tokenizer& vocabulary,
                    kvarn_engine::transformer& model, const kvarn_examples::thread_pool& pool) {
-  std::ifstream file(a.benchmark_text, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::string text = kvarn_engine::read_text(a.benchmark_text).value();
   std::vector<int> tokens = vocabulary.encode(text, false).value();
   const auto context = static_cast<std::size_t>(a.context);
   const std::size_t wanted = context + static_cast<std::size_t>(a.most);
@@ -193,6 +205,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   try {
     const auto file = kvarn_engine::gguf_file::open(a.model).value();
+    kvarn_engine::read_config(file);  // refuses other architectures, whatever their tokenizer
     const auto vocabulary = kvarn_engine::tokenizer::from_gguf(file).value();
     const kvarn_engine::model_weights weights = kvarn_engine::load_model(file);
     const kvarn_examples::thread_pool pool(a.threads);

@@ -66,6 +66,13 @@ generation_times generate(transformer& model, std::span<const int> prompt, int c
   return times;
 }
 
+std::string cache_names() {
+  std::string names = "exact";
+  for (const kvarn::encoder_info& known : kvarn::encoder_infos)
+    names.append(&known + 1 == std::end(kvarn::encoder_infos) ? " and " : ", ").append(known.name);
+  return names;
+}
+
 cache_choice parse_cache(const std::string& name, const std::string& bits) {
   cache_choice choice;
   if (name == "exact") {
@@ -74,13 +81,8 @@ cache_choice parse_cache(const std::string& name, const std::string& bits) {
   }
   const auto* const info =
       std::ranges::find(kvarn::encoder_infos, name, &kvarn::encoder_info::name);
-  if (info == std::end(kvarn::encoder_infos)) {
-    std::string allowed = "exact";
-    for (const kvarn::encoder_info& known : kvarn::encoder_infos)
-      allowed.append(&known + 1 == std::end(kvarn::encoder_infos) ? " and " : ", ")
-          .append(known.name);
-    throw std::runtime_error("cache is '" + name + "'; allowed are " + allowed);
-  }
+  if (info == std::end(kvarn::encoder_infos))
+    throw std::runtime_error("cache is '" + name + "'; allowed are " + cache_names());
   choice.method = info->id;
   const auto is_width = [](char c) { return c >= '2' && c <= '4'; };
   if (bits.size() != 4 || bits[0] != 'k' || bits[2] != 'v' || !is_width(bits[1]) ||

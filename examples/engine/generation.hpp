@@ -33,6 +33,9 @@ struct generation_times {
 generation_times generate(transformer& model, std::span<const int> prompt, int chunk, int most,
                           sampler& draw, kv_memory& memory, const std::function<bool(int)>& take);
 
+// What parse_cache takes, for people: "exact, ... and query_aware".
+std::string cache_names();
+
 // "exact", or an encoder's name and bits as "k2v2". Throws std::runtime_error with what is allowed.
 cache_choice parse_cache(const std::string& name, const std::string& bits);
 

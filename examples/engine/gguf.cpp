@@ -6,6 +6,8 @@
 #include <cstring>
 #include <utility>
 
+#include "utf8.hpp"
+
 namespace kvarn_engine {
 
 static_assert(std::endian::native == std::endian::little,
@@ -17,8 +19,12 @@ namespace detail {
 std::string quoted(std::string_view text) {
   constexpr std::size_t longest = 80;
   std::string shown = "'";
-  for (const char c : text.substr(0, longest))
-    shown += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
+  for (std::string_view left = text.substr(0, longest); !left.empty();) {
+    const std::size_t length = first_character(left).length;
+    const bool is_control = static_cast<unsigned char>(left[0]) < 0x20 || left[0] == 0x7f;
+    shown += length == 0 || is_control ? "?" : left.substr(0, length);
+    left.remove_prefix((std::max)(length, std::size_t{1}));
+  }
   return shown + (text.size() > longest ? "...'" : "'");
 }
 

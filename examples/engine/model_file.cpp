@@ -16,7 +16,8 @@ class config_reader {
   explicit config_reader(const gguf_file& file) : file_(file) {
     architecture_ = file.get<std::string_view>("general.architecture").value();
     if (architecture_ != "llama" && architecture_ != "qwen2")
-      refuse("architecture is '" + architecture_ + "'; llama and qwen2 are supported");
+      refuse("architecture is " + detail::quoted(architecture_) +
+             "; llama and qwen2 are supported");
   }
 
   model_config read() const {
@@ -72,8 +73,8 @@ class config_reader {
     must_be("attention.sliding_window", 0);
     const auto scaling = file_.find<std::string_view>(key("rope.scaling.type")).value();
     if (scaling && *scaling != "none")
-      refuse(key("rope.scaling.type") + " is '" + std::string(*scaling) +
-             "'; only none is supported");
+      refuse(key("rope.scaling.type") + " is " + detail::quoted(*scaling) +
+             "; only none is supported");
     for (const char* name : {"rope.scaling.factor", "rope.scale_linear"})
       if (const auto factor = file_.find<float>(key(name)).value(); factor && *factor != 1.0f)
         refuse(key(name) + " is " + std::to_string(*factor) + "; only 1 is supported");

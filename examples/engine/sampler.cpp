@@ -20,6 +20,8 @@ sampler::sampler(const sampler_settings& settings) : settings_(settings), random
 }
 
 int sampler::operator()(std::span<const float> logits) {
+  if (std::ranges::any_of(logits, [](float x) { return std::isnan(x); }))
+    throw std::runtime_error("sampling: the model's logits are not numbers (NaN)");
   const auto best = std::max_element(logits.begin(), logits.end());
   if (settings_.temperature == 0) return static_cast<int>(best - logits.begin());
 

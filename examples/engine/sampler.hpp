@@ -22,7 +22,8 @@ class sampler {
   explicit sampler(const sampler_settings& settings);
 
   // Equal logits: the lower token is the more likely one. The same settings and logits give the
-  // same tokens on every platform. Precondition: logits is not empty, no NaN.
+  // same tokens on every platform. Throws std::runtime_error where a logit is NaN, as of weights
+  // that are not finite. Precondition: logits is not empty.
   int operator()(std::span<const float> logits);
 
  private:

@@ -2,11 +2,9 @@
 // control tokens in the text become these tokens.
 #include <cstdio>
 #include <exception>
-#include <fstream>
-#include <iterator>
-#include <stdexcept>
 #include <string>
 
+#include "file_bytes.hpp"
 #include "gguf.hpp"
 #include "tokenizer.hpp"
 
@@ -18,9 +16,7 @@ int main(int count, char** arguments) {
   try {
     const auto file = kvarn_engine::gguf_file::open(arguments[1]).value();
     const auto tokens = kvarn_engine::tokenizer::from_gguf(file).value();
-    std::ifstream input(arguments[2], std::ios::binary);
-    if (!input) throw std::runtime_error(std::string(arguments[2]) + ": cannot be opened");
-    const std::string text(std::istreambuf_iterator<char>(input), {});
+    const std::string text = kvarn_engine::read_text(arguments[2]).value();
     for (const auto id : tokens.encode(text, true).value()) std::printf("%d\n", id);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s: %s\n", arguments[0], error.what());

@@ -12,6 +12,8 @@
 #include <deque>
 #include <exception>
 #include <random>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "kvarn/cache/kv_cache.hpp"
@@ -23,6 +25,8 @@ using kvarn_serving::recorded_model;
 
 constexpr int prefill_chunk = 96;
 constexpr int drafted = 3;  // tokens behind the certain one
+constexpr int longest_prompt = 500;
+constexpr int longest_answer = 240;
 constexpr int steps = 400;
 
 struct request {
@@ -76,7 +80,8 @@ class server {
     const auto between = [this](int low, int high) {
       return std::uniform_int_distribution(low, high)(random_);
     };
-    waiting_.push_back({between(100, 500), between(40, 240), random_() % 4 == 0});
+    waiting_.push_back(
+        {between(100, longest_prompt), between(40, longest_answer), random_() % 4 == 0});
     ++arrived_;
   }
 
@@ -85,8 +90,9 @@ class server {
     while (!waiting_.empty()) {
       std::int64_t pages = cache_.free_pages();
       for (const running& r : running_)
-        pages -= cache_.sealable(r.id, r.wanted.prompt - cache_.length(r.id));
-      if (waiting_.front().prompt / 64 + 1 > pages) return;
+        pages -= cache_.sealable(
+            r.id, (std::max)(std::int64_t{0}, r.wanted.prompt - cache_.length(r.id)));
+      if (waiting_.front().prompt / cache_.table().group() + 1 > pages) return;
       const auto id = cache_.create();
       if (!id.ok()) return;  // max_sequences
       running_.push_back({waiting_.front(), id.value()});
@@ -163,6 +169,7 @@ class server {
         sealed_ += sealed.value();
         return true;
       }
+      if (sealed.why().code() != kvarn::error_code::short_buffer) sealed.why().or_throw();
       const running youngest = running_.back();
       running_.pop_back();
       cache_.free(youngest.id).or_throw();
@@ -203,6 +210,10 @@ class server {
 int main() try {
   const recorded_model model(KVARN_SERVING_DATA_DIR,
                              {"smollm2-135m.layer3.head1", "smollm2-135m.layer20.head1"});
+  if (model.tokens() < longest_prompt + longest_answer)
+    throw std::runtime_error("the recordings have " + std::to_string(model.tokens()) +
+                             " tokens; requests need " +
+                             std::to_string(longest_prompt + longest_answer));
   server(model).run();
   return 0;
 } catch (const std::exception& error) {

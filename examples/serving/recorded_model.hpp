@@ -23,6 +23,11 @@ class recorded_model {
       layers_.push_back({read("k"), read("v"), read("q")});
       const layer& l = layers_.back();
       const layer& first = layers_.front();
+      const auto& k = first.keys.shape;
+      const auto& q = first.queries.shape;
+      if (k.size() != 2 || q.size() != 3 || q[0] != k[0] || q[2] != k[1])
+        throw std::runtime_error(
+            name + ": keys must be [tokens][head_dim], queries [tokens][query heads][head_dim]");
       if (l.keys.shape != first.keys.shape || l.values.shape != first.keys.shape ||
           l.queries.shape != first.queries.shape)
         throw std::runtime_error(name + ": another shape than " + names.front());

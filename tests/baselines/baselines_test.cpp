@@ -370,6 +370,10 @@ TEST(Baselines, RefusalsNameTheValue) {
   };
   expect(sequence(99, 99), "99 numbers; it must be whole tokens of head_dim 50");
   expect(sequence(100, 50), "output has 50");
+  expect(kvarn::quantize_sequence(kvarn::kivi, {tile_kind::key, 2, 50, 64}, {.step = 0}, numbers,
+                                  numbers)
+             .message(),
+         "step of exact tokens is 0; it must be positive");
 }
 
 }  // namespace

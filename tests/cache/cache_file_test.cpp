@@ -15,29 +15,11 @@
 namespace {
 
 using kvarn::error_code;
+using kvarn_test::counting_resource;
 using kvarn_test::file_walker;
 using kvarn_test::seeds;
 using kvarn_test::small_config;
 using kvarn_test::test_cache;
-
-// The most that is allocated at once on top of what there was.
-class peak_resource final : public std::pmr::memory_resource {
- public:
-  std::size_t bytes = 0;
-  std::size_t peak = 0;
-
- private:
-  void* do_allocate(std::size_t size, std::size_t alignment) override {
-    bytes += size;
-    peak = (std::max)(peak, bytes);
-    return std::pmr::new_delete_resource()->allocate(size, alignment);
-  }
-  void do_deallocate(void* memory, std::size_t size, std::size_t alignment) override {
-    bytes -= size;
-    std::pmr::new_delete_resource()->deallocate(memory, size, alignment);
-  }
-  bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
-};
 
 const kvarn::layer_bits mixed_bits[] = {{2, 4}, kvarn::exact_layer};
 
@@ -188,7 +170,7 @@ class CacheFileHostile : public ::testing::Test {
     EXPECT_LE(resource.peak, before.total() + file.size() + 2048);
   }
 
-  peak_resource resource;
+  counting_resource resource;
   test_cache<> source;
   file_walker walker;
   std::optional<test_cache<>> target;

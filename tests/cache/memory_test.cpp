@@ -17,28 +17,10 @@
 namespace {
 
 using kvarn::error_code;
+using kvarn_test::counting_resource;
 using kvarn_test::seeds;
 using kvarn_test::small_config;
 using kvarn_test::test_cache;
-
-// Counts what is taken from it.
-class counting_resource final : public std::pmr::memory_resource {
- public:
-  std::size_t bytes = 0;
-  std::size_t peak = 0;
-
- private:
-  void* do_allocate(std::size_t size, std::size_t alignment) override {
-    bytes += size;
-    peak = (std::max)(peak, bytes);
-    return std::pmr::new_delete_resource()->allocate(size, alignment);
-  }
-  void do_deallocate(void* memory, std::size_t size, std::size_t alignment) override {
-    bytes -= size;
-    std::pmr::new_delete_resource()->deallocate(memory, size, alignment);
-  }
-  bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
-};
 
 TEST(CacheMemory, AccountsEqualTheAllocator) {
   counting_resource counter;
@@ -161,6 +143,21 @@ TEST(CacheMemory, ExactRowsStayBelowTheirLimit) {
   EXPECT_LE(c.cache.memory().exact, config.exact_memory);
   ASSERT_TRUE(c.cache.truncate(id, c.cache.length(id)).ok());
   EXPECT_EQ(c.bytes(id), before);
+}
+
+TEST(CacheMemory, AnAccountNeverTakesMoreThanItsLimit) {
+  counting_resource counter;
+  kvarn::memory_account account(&counter, 100);
+  EXPECT_EQ(account.try_allocate(101, 8), nullptr);
+  EXPECT_EQ(counter.peak, 0u);  // not even for a moment
+  void* const most = account.try_allocate(60, 8);
+  ASSERT_NE(most, nullptr);
+  EXPECT_EQ(account.try_allocate(41, 8), nullptr);
+  void* const rest = account.try_allocate(40, 8);
+  ASSERT_NE(rest, nullptr);
+  EXPECT_EQ(counter.peak, 100u);
+  account.deallocate(rest, 40, 8);
+  account.deallocate(most, 60, 8);
 }
 
 TEST(CacheMemory, BudgetsAndCapacities) {

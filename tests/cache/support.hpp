@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <memory_resource>
 #include <numeric>
 #include <vector>
 
@@ -28,6 +31,25 @@ inline kvarn::cache_config small_config() {
   config.page_count = 16;
   return config;
 }
+
+// Counts what is taken from it: now, and at most.
+class counting_resource final : public std::pmr::memory_resource {
+ public:
+  std::size_t bytes = 0;
+  std::size_t peak = 0;
+
+ private:
+  void* do_allocate(std::size_t size, std::size_t alignment) override {
+    bytes += size;
+    peak = (std::max)(peak, bytes);
+    return std::pmr::new_delete_resource()->allocate(size, alignment);
+  }
+  void do_deallocate(void* memory, std::size_t size, std::size_t alignment) override {
+    bytes -= size;
+    std::pmr::new_delete_resource()->deallocate(memory, size, alignment);
+  }
+  bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
+};
 
 // Tokens first, first + 1, ... as seeds.
 inline std::vector<std::uint64_t> seeds(std::uint64_t first, int count) {

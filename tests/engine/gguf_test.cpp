@@ -175,16 +175,28 @@ TEST(Gguf, FilesAreMapped) {
   EXPECT_EQ(copy->name(), path.string());
   EXPECT_EQ(copy->get<std::string_view>("text").value(), "some text");
   EXPECT_EQ(copy->get_tensor("c").value().bytes.back(), std::byte{'c'});
+  const std::string text = kvarn_engine::read_text(path.string()).value();
+  EXPECT_EQ(text, std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
 
   std::ofstream(path, std::ios::binary | std::ios::trunc).close();
   const auto empty = gguf_file::open(path.string());
   EXPECT_NE(empty.why().message().find("ends within the signature"), std::string::npos);
+  EXPECT_EQ(kvarn_engine::read_text(path.string()).value(), "");
   std::filesystem::remove(path);
   const auto absent = gguf_file::open(path.string());
   EXPECT_EQ(absent.why().code(), kvarn::error_code::invalid_argument);
   EXPECT_EQ(absent.why().message(),
             path.string() + ": cannot be opened: No such file or directory");
   EXPECT_EQ(gguf_file::open("/").why().message(), "/: is not a regular file");
+  EXPECT_EQ(kvarn_engine::read_text("/").why().message(), "/: is not a regular file");
+}
+
+TEST(Gguf, NamesInMessagesArePrintable) {
+  const auto shown = [](std::string_view text) { return kvarn_engine::detail::quoted(text); };
+  EXPECT_EQ(shown("caf\u00e9"), "'caf\u00e9'");
+  EXPECT_EQ(shown(std::string_view("a\0\n\x7f\xff\xc3", 6)), "'a" + std::string(5, '?') + "'");
+  const std::string name(79, 'x');
+  EXPECT_EQ(shown(name + "\u00e9"), "'" + name + "?...'");  // cut within a character
 }
 
 TEST(Gguf, EveryTruncationIsRefused) {

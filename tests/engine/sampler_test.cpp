@@ -76,6 +76,17 @@ TEST(Sampler, SeedsDecide) {
   EXPECT_NE(draw(3), draw(4));
 }
 
+// Of which the order would be undefined.
+TEST(Sampler, RefusesNaN) {
+  for (const float temperature : {0.0f, 1.0f}) {
+    sampler s({.temperature = temperature});
+    std::vector<float> with_nan(logits.begin(), logits.end());
+    s(with_nan);
+    with_nan.back() = std::numeric_limits<float>::quiet_NaN();
+    EXPECT_THROW(s(with_nan), std::runtime_error);
+  }
+}
+
 TEST(Sampler, RefusesSettings) {
   const auto message = [](const sampler_settings& settings) -> std::string {
     try {

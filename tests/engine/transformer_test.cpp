@@ -182,6 +182,10 @@ TEST(TransformerErrors, NameTheValue) {
   EXPECT_EQ(message([](model_weights& w) { w.layers[0].key_bias = {1.0f}; }),
             "model: layer 0: key bias has 1 numbers; it must have 128");
 
+  for (const int group : {0, -64, 96})
+    EXPECT_EQ(message_of([&] { cache_memory<float>(weights.config, {.group = group}, 10, pool); }),
+              "group is " + std::to_string(group) + "; allowed are 64 128");
+
   transformer model(weights, pool);
   cache_memory<float> memory(weights.config, {}, 10, pool);
   std::vector<float> hidden(80);

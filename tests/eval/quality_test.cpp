@@ -25,7 +25,7 @@ TEST(Quality, OfMethodsOnARealModel) {
   if (!std::filesystem::exists(path)) GTEST_SKIP() << "no model: run tools/fetch-model.sh";
   const auto file = kvarn_engine::gguf_file::open(path.string()).value();
   const auto vocabulary = kvarn_engine::tokenizer::from_gguf(file).value();
-  const auto text = read_text(KVARN_TEST_DATA_DIR "/opticks.txt");
+  const auto text = kvarn_engine::read_text(KVARN_TEST_DATA_DIR "/opticks.txt").value();
   const auto windows = windows_at(vocabulary, text, {0}, 512);
   const auto weights = kvarn_engine::load_model(file);
   const kvarn_examples::thread_pool pool(2);

@@ -22,7 +22,7 @@ class Results : public testing::Test {
       std::filesystem::temp_directory_path() /
       ("kvarn_results_" +
        std::string(testing::UnitTest::GetInstance()->current_test_info()->name()));
-  const window_key window{"c0", {{"window", 8}, {"tokens", "abc"}}};
+  const window_key window{"c0", {{"window", 8}, {"tokens", "abc"}}, 3, 1};
   const method_result result{.bits = 2.25,
                              .seconds = 3,
                              .pseudo_decode = {{0.1f, 0.2f, 0.3f}, {1, 2, 3}, {1, 0, 1}},
@@ -63,11 +63,63 @@ TEST_F(Results, OfOtherSettingsOrDamagedCountAsNone) {
   EXPECT_FALSE(files.load(window, "kivi"));
 }
 
+// Scores that are fewer than the positions would be read beyond their end.
+TEST_F(Results, OfAnotherNumberOfPositionsCountAsNone) {
+  const result_folder files(folder);
+  const auto comes_back = [&](const auto& change) {
+    method_result changed = result;
+    change(changed);
+    files.save(window, "kivi", changed);
+    return files.load(window, "kivi").has_value();
+  };
+  EXPECT_TRUE(comes_back([](method_result&) {}));
+  EXPECT_TRUE(comes_back([](method_result& r) { r.static_kl.clear(); }));
+  EXPECT_FALSE(comes_back([](method_result& r) { r.static_kl.pop_back(); }));
+  EXPECT_FALSE(comes_back([](method_result& r) { r.pseudo_decode.kl.pop_back(); }));
+  EXPECT_FALSE(comes_back([](method_result& r) { r.pseudo_decode.nll.push_back(1); }));
+  EXPECT_FALSE(comes_back([](method_result& r) { r.pseudo_decode.agrees.clear(); }));
+  files.save_exact(window, {{1, 2, 2.5f}, {7}});
+  EXPECT_TRUE(files.load_exact(window));
+  files.save_exact(window, {{1, 2}, {7}});
+  EXPECT_FALSE(files.load_exact(window));
+  files.save_exact(window, {{1, 2, 2.5f}, {}});
+  EXPECT_FALSE(files.load_exact(window));
+}
+
+TEST_F(Results, OfRetrievalComeBackUnlessDamaged) {
+  const result_folder files(folder);
+  const nlohmann::ordered_json settings{{"sink", 128}};
+  EXPECT_FALSE(files.load_retrieval("lines20.kivi", settings));
+  files.save_retrieval("lines20.kivi", settings, {20, 300, 20, 17, 0.5});
+  const auto back = files.load_retrieval("lines20.kivi", settings);
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->lines, 20);
+  EXPECT_EQ(back->tokens, 300);
+  EXPECT_EQ(back->questions, 20);
+  EXPECT_EQ(back->right, 17);
+  EXPECT_EQ(back->nll, 0.5);
+  EXPECT_FALSE(files.load_retrieval("lines20.kivi", {{"sink", 64}}));
+  std::ofstream(folder / "windows" / "lines20.kivi.result.json")
+      << R"({"settings": {"sink": 128}, "result": {"lines": 20}})";
+  EXPECT_FALSE(files.load_retrieval("lines20.kivi", settings));
+}
+
+TEST_F(Results, ReportOfOnePositionHasNoThirds) {
+  evaluation all;
+  all.windows = {window};
+  all.exact = {{{1}, {7}}};
+  all.methods = {"kivi"};
+  all.results = {{{.bits = 2.25, .pseudo_decode = {{0.5f}, {1}, {1}}}}};
+  const auto report = to_json(all);
+  EXPECT_EQ(report.at("methods").at(0).at("all").at("kl_mean"), 0.5);
+  EXPECT_TRUE(report.at("methods").at(0).at("thirds").empty());
+}
+
 TEST_F(Results, ReportSumsUp) {
   evaluation all;
   all.first_scored = 1;
   all.group = 2;
-  all.windows = {window, {"c9", {}}};
+  all.windows = {window, {"c9", {}, 3, 1}};
   all.exact = {{{1, 2, 2.5f}, {7}}, {{2, 2, 2}, {1}}};
   all.methods = {"kivi"};
   all.results = {{result, result}};

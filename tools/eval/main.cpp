@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "../../examples/engine/file_bytes.hpp"
 #include "../../examples/engine/gguf.hpp"
 #include "../../examples/engine/model_file.hpp"
 #include "../../examples/engine/tokenizer.hpp"
@@ -39,7 +40,7 @@ struct arguments {
   int windows = 1;
   std::vector<std::int64_t> offsets;
   layout stored;
-  int first_scored = -1;
+  std::optional<int> first_scored;  // none: sink + group
   int threads = 2;
   bool with_static = false;
   bool fresh = false;
@@ -75,7 +76,8 @@ void add_options(CLI::App& app, arguments& a) {
       ->capture_default_str();
   app.add_option("--score-from", a.first_scored,
                  "First position that is scored; by default sink + group, the first that sees "
-                 "quantised tokens");
+                 "quantised tokens")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--threads", a.threads, "Threads")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
@@ -87,7 +89,7 @@ void add_options(CLI::App& app, arguments& a) {
       "Line retrieval too, with 20 lines, twice as many, and so on, as the model's context holds");
   app.add_option("--retrieval-lines", a.retrieval_lines, "Numbers of lines for --retrieval")
       ->delimiter(',')
-      ->check(CLI::Range(1, 1 << 16))
+      ->check(CLI::Range(1, kvarn_eval::most_retrieval_lines()))
       ->needs(retrieval);
   app.add_flag("--fresh", a.fresh, "Compute everything again");
 }
@@ -106,7 +108,7 @@ class window_runner {
     auto exact_result = a_.fresh ? std::nullopt : folder_.load_exact(key);
     const auto run_exact = [&] {
       bar_.start(key.name + " exact");
-      exact = std::make_unique<kvarn_eval::exact_run>(model_, a_.stored, w.tokens, a_.first_scored,
+      exact = std::make_unique<kvarn_eval::exact_run>(model_, a_.stored, w.tokens, *a_.first_scored,
                                                       pool_, update());
       exact_result = kvarn_eval::exact_result{exact->nll(), exact->skipped_nll()};
       folder_.save_exact(key, *exact_result);
@@ -161,6 +163,10 @@ class window_runner {
   kvarn_eval::progress_bar& bar_;
 };
 
+std::string share_of(const kvarn_eval::retrieval_result& r) {
+  return std::to_string(r.right) + " of " + std::to_string(r.questions);
+}
+
 // Every method on the same lines, and exact rows first, which says what the model can do at all.
 nlohmann::ordered_json retrieve(const arguments& a, const std::vector<kvarn_eval::method>& methods,
                                 const kvarn_engine::tokenizer& vocabulary,
@@ -183,21 +189,19 @@ nlohmann::ordered_json retrieve(const arguments& a, const std::vector<kvarn_eval
           {"model", std::filesystem::path(a.model).filename().string()},
           {"sink", a.stored.sink},
           {"group", a.stored.group}};
-      auto result = a.fresh ? nullptr : folder.load_other(file, settings);
-      if (result.is_null()) {
-        bar.start(std::to_string(lines) + " lines " + name);
-        const auto r = kvarn_eval::run_retrieval(model, vocabulary, a.stored, m, lines, pool,
-                                                 [&](double done) { bar.update(done); });
-        bar.finish(std::to_string(r.right) + " of " + std::to_string(r.questions) + " right");
-        result = kvarn_eval::to_json(r);
-        folder.save_other(file, settings, result);
-      } else {
+      auto result = a.fresh ? std::nullopt : folder.load_retrieval(file, settings);
+      if (result) {
         bar.skip();
+      } else {
+        bar.start(std::to_string(lines) + " lines " + name);
+        result = kvarn_eval::run_retrieval(model, vocabulary, a.stored, m, lines, pool,
+                                           [&](double done) { bar.update(done); });
+        bar.finish(share_of(*result) + " right");
+        folder.save_retrieval(file, settings, *result);
       }
-      if (m == nullptr && result.at("right") != result.at("questions"))
-        weak += (weak.empty() ? "" : ", ") + std::to_string(lines) + " (" +
-                result.at("right").dump() + " of " + result.at("questions").dump() + ")";
-      results.push_back(result);
+      if (m == nullptr && result->right != result->questions)
+        weak += (weak.empty() ? "" : ", ") + std::to_string(lines) + " (" + share_of(*result) + ")";
+      results.push_back(kvarn_eval::to_json(*result));
     }
     all.push_back({{"name", name}, {"results", results}});
   }
@@ -214,14 +218,18 @@ void run(arguments a) {
     a.methods = kvarn_eval::all_method_names();
   std::vector<kvarn_eval::method> methods;
   for (const std::string& name : a.methods) methods.push_back(kvarn_eval::find_method(name));
-  if (a.first_scored < 0) a.first_scored = a.stored.sink + a.stored.group;
-  if (a.first_scored >= a.window - 1)
-    throw std::runtime_error("--score-from is " + std::to_string(a.first_scored) +
-                             "; it must be below --window - 1 = " + std::to_string(a.window - 1));
+  if (!a.first_scored) a.first_scored = a.stored.sink + a.stored.group;
+  const int first_scored = *a.first_scored;
+  if (first_scored >= a.window - 1)
+    throw std::runtime_error("positions are scored from " + std::to_string(first_scored) +
+                             " on (--score-from; else --sink + --group); it must be below "
+                             "--window - 1 = " +
+                             std::to_string(a.window - 1));
 
   const auto file = kvarn_engine::gguf_file::open(a.model).value();
+  kvarn_engine::read_config(file);  // refuses other architectures, whatever their tokenizer
   const auto vocabulary = kvarn_engine::tokenizer::from_gguf(file).value();
-  const std::string text = kvarn_eval::read_text(a.text);
+  const std::string text = kvarn_engine::read_text(a.text).value();
   const auto windows = a.offsets.empty()
                            ? kvarn_eval::spread_windows(vocabulary, text, a.windows, a.window)
                            : kvarn_eval::windows_at(vocabulary, text, a.offsets, a.window);
@@ -229,6 +237,9 @@ void run(arguments a) {
   const kvarn_engine::model_weights weights = kvarn_engine::load_model(file);
   const kvarn_examples::thread_pool pool(a.threads);
   kvarn_engine::transformer model(weights, pool);
+  // What does not fit the model is refused before anything is computed.
+  for (const kvarn_eval::method& m : methods)
+    kvarn_eval::make_memory(model.config(), a.stored, &m, 1, nullptr, pool);
 
   kvarn_eval::evaluation all;
   all.settings = {{"model", std::filesystem::path(a.model).filename().string()},
@@ -236,8 +247,8 @@ void run(arguments a) {
                   {"window", a.window},
                   {"sink", a.stored.sink},
                   {"group", a.stored.group},
-                  {"first_scored", a.first_scored}};
-  all.first_scored = a.first_scored;
+                  {"first_scored", first_scored}};
+  all.first_scored = first_scored;
   all.group = a.stored.group;
   all.methods = a.methods;
   all.results.resize(methods.size());
@@ -245,7 +256,8 @@ void run(arguments a) {
     kvarn_eval::progress_bar bar(static_cast<int>(windows.size() * (methods.size() + 1)));
     window_runner runner(a, model, pool, folder, bar);
     for (const kvarn_eval::window& w : windows) {
-      kvarn_eval::window_key key{w.name, all.settings};
+      const auto skipped = static_cast<std::size_t>(first_scored);
+      kvarn_eval::window_key key{w.name, all.settings, w.tokens.size() - 1 - skipped, skipped};
       key.settings["tokens"] = kvarn_eval::hash_of(w.tokens);
       runner.run(w, key, methods, all);
     }

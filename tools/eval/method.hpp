@@ -38,8 +38,8 @@ struct layout {
 // it. Throws std::runtime_error that says what is allowed.
 method find_method(std::string_view name);
 
-// The names that "all" stands for: baselines from the simplest to the best, those with a rule of
-// their own once more, then encoders with more and more bits.
+// The names that "all" stands for: baselines from the simplest to the best, kivi and turbo_vllm
+// once more with their own rules, then encoders with more and more bits.
 std::vector<std::string> all_method_names();
 
 // What stays exact under a baseline.

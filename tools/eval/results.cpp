@@ -62,6 +62,16 @@ json load_json(const std::filesystem::path& path, const json& settings) {
   return j;
 }
 
+// read(), or nothing where that meets JSON that is not as it was written, or null.
+template <class Read>
+auto unless_damaged(const Read& read) -> decltype(read()) {
+  try {
+    return read();
+  } catch (const json::exception&) {
+    return std::nullopt;
+  }
+}
+
 // Means over the windows, head by head; heads in the same order in all.
 std::vector<head_errors> mean_heads(const std::vector<method_result>& windows) {
   std::vector<head_errors> means = windows.front().heads;
@@ -74,7 +84,8 @@ std::vector<head_errors> mean_heads(const std::vector<method_result>& windows) {
   return means;
 }
 
-// The positions of each window, in thirds: third i of all windows together.
+// The positions of each window, in thirds: third i of all windows together. Precondition: a window
+// has at least three.
 summary third_of(const evaluation& all, const std::vector<method_result>& windows, std::size_t i) {
   token_scores scores;
   std::vector<float> nll;
@@ -149,42 +160,43 @@ result_folder::result_folder(std::filesystem::path folder) : folder_(std::move(f
   if (error) throw std::runtime_error(folder_.string() + ": cannot be created: " + error.message());
 }
 
-std::filesystem::path result_folder::file_of(const window_key& window,
+std::filesystem::path result_folder::file_of(const std::string& window,
                                              const std::string& method) const {
-  return folder_ / "windows" / (window.name + "." + method + ".json");
+  return folder_ / "windows" / (window + "." + method + ".json");
 }
 
 std::optional<exact_result> result_folder::load_exact(const window_key& window) const {
-  const json j = load_json(file_of(window, "exact"), window.settings);
-  if (j.is_null()) return std::nullopt;
-  try {
-    return exact_result{j.at("nll"), j.at("skipped_nll")};
-  } catch (const json::exception&) {
-    return std::nullopt;
-  }
+  const json j = load_json(file_of(window.name, "exact"), window.settings);
+  return unless_damaged([&]() -> std::optional<exact_result> {
+    exact_result r{j.at("nll"), j.at("skipped_nll")};
+    if (r.nll.size() != window.scored || r.skipped_nll.size() != window.skipped)
+      return std::nullopt;
+    return r;
+  });
 }
 
 std::optional<method_result> result_folder::load(const window_key& window,
                                                  const std::string& method) const {
-  const json j = load_json(file_of(window, method), window.settings);
-  if (j.is_null()) return std::nullopt;
-  try {
+  const json j = load_json(file_of(window.name, method), window.settings);
+  return unless_damaged([&]() -> std::optional<method_result> {
     method_result r;
     r.bits = j.at("bits");
     r.seconds = j.at("seconds");
     r.pseudo_decode = {j.at("kl"), j.at("nll"), flags_of(j.at("agrees"))};
     r.static_kl = j.at("static_kl").get<std::vector<float>>();
     for (const json& head : j.at("heads")) r.heads.push_back(head_of(head));
+    const token_scores& scores = r.pseudo_decode;
+    for (const std::size_t count : {scores.kl.size(), scores.nll.size(), scores.agrees.size(),
+                                    r.static_kl.empty() ? window.scored : r.static_kl.size()})
+      if (count != window.scored) return std::nullopt;
     return r;
-  } catch (const json::exception&) {
-    return std::nullopt;
-  }
+  });
 }
 
 void result_folder::save_exact(const window_key& window, const exact_result& result) const {
   const json j{
       {"settings", window.settings}, {"nll", result.nll}, {"skipped_nll", result.skipped_nll}};
-  write_file(file_of(window, "exact"), j.dump());
+  write_file(file_of(window.name, "exact"), j.dump());
 }
 
 void result_folder::save(const window_key& window, const std::string& method,
@@ -195,18 +207,19 @@ void result_folder::save(const window_key& window, const std::string& method,
                {"seconds", result.seconds},       {"kl", result.pseudo_decode.kl},
                {"nll", result.pseudo_decode.nll}, {"agrees", bits_of(result.pseudo_decode.agrees)},
                {"static_kl", result.static_kl},   {"heads", heads}};
-  write_file(file_of(window, method), j.dump());
+  write_file(file_of(window.name, method), j.dump());
 }
 
-json result_folder::load_other(const std::string& name, const json& settings) const {
-  const json j = load_json(file_of({name, {}}, "result"), settings);
-  return j.is_null() ? j : j.value("result", json());
+std::optional<retrieval_result> result_folder::load_retrieval(const std::string& name,
+                                                              const json& settings) const {
+  const json j = load_json(file_of(name, "result"), settings);
+  return unless_damaged([&] { return std::optional(retrieval_of(j.at("result"))); });
 }
 
-void result_folder::save_other(const std::string& name, const json& settings,
-                               const json& result) const {
-  write_file(file_of({name, {}}, "result"),
-             json{{"settings", settings}, {"result", result}}.dump());
+void result_folder::save_retrieval(const std::string& name, const json& settings,
+                                   const retrieval_result& result) const {
+  write_file(file_of(name, "result"),
+             json{{"settings", settings}, {"result", to_json(result)}}.dump());
 }
 
 json to_json(const evaluation& all) {
@@ -226,7 +239,8 @@ json to_json(const evaluation& all) {
     for (const method_result& w : windows) seconds += w.seconds;
     j["seconds"] = seconds;
     j["thirds"] = json::array();
-    for (std::size_t i = 0; i < 3; ++i) j["thirds"].push_back(json_of(third_of(all, windows, i)));
+    if (windows.front().pseudo_decode.kl.size() >= 3)
+      for (std::size_t i = 0; i < 3; ++i) j["thirds"].push_back(json_of(third_of(all, windows, i)));
     j["windows"] = json::array();
     for (std::size_t w = 0; w < windows.size(); ++w)
       j["windows"].push_back(json_of(summarize(windows[w].pseudo_decode, all.exact[w].nll)));

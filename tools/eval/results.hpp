@@ -14,6 +14,7 @@
 
 #include "evaluate.hpp"
 #include "method.hpp"
+#include "retrieval.hpp"
 
 namespace kvarn_eval {
 
@@ -34,10 +35,12 @@ struct method_result {
   std::vector<head_errors> heads;  // empty: there was no static run
 };
 
-// One window of the text, by name, and what its results depend on.
+// One window of the text, by name, what its results depend on, and how many they are.
 struct window_key {
   std::string name;
   nlohmann::ordered_json settings;
+  std::size_t scored = 0;   // positions
+  std::size_t skipped = 0;  // positions before them
 };
 
 class result_folder {
@@ -51,16 +54,16 @@ class result_folder {
   void save_exact(const window_key& window, const exact_result& result) const;
   void save(const window_key& window, const std::string& method, const method_result& result) const;
 
-  // The same for results of another kind, under a name of their own; null where there are none.
-  nlohmann::ordered_json load_other(const std::string& name,
-                                    const nlohmann::ordered_json& settings) const;
-  void save_other(const std::string& name, const nlohmann::ordered_json& settings,
-                  const nlohmann::ordered_json& result) const;
+  // The same for line retrieval, of which a result has a name of its own.
+  std::optional<retrieval_result> load_retrieval(const std::string& name,
+                                                 const nlohmann::ordered_json& settings) const;
+  void save_retrieval(const std::string& name, const nlohmann::ordered_json& settings,
+                      const retrieval_result& result) const;
 
   const std::filesystem::path& path() const { return folder_; }
 
  private:
-  std::filesystem::path file_of(const window_key& window, const std::string& method) const;
+  std::filesystem::path file_of(const std::string& window, const std::string& method) const;
 
   std::filesystem::path folder_;
 };

@@ -59,7 +59,7 @@ std::vector<int> encode(const kvarn_engine::tokenizer& vocabulary, const std::st
   return vocabulary.encode(text, false).value();
 }
 
-// Tokens of a context and its longest question.
+// Tokens of a context, the last of its questions and the answer.
 int tokens_of(const kvarn_engine::tokenizer& vocabulary, int lines) {
   const line_text text = make_lines(lines);
   const auto asked = text.question(lines - 1) + " " + text.codes.back();
@@ -67,6 +67,8 @@ int tokens_of(const kvarn_engine::tokenizer& vocabulary, int lines) {
 }
 
 }  // namespace
+
+int most_retrieval_lines() { return most_lines; }
 
 std::vector<int> retrieval_sizes(const kvarn_engine::tokenizer& vocabulary, int context) {
   if (tokens_of(vocabulary, fewest_lines) > context)

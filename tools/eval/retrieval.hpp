@@ -22,11 +22,15 @@ struct retrieval_result {
   double nll = 0;  // mean -log probability of a right answer, nats
 };
 
+// There are names for so many lines.
+int most_retrieval_lines();
+
 // 20, 40, 80 ... and the most lines that a context of so many tokens holds, or that there are names
 // for.
 std::vector<int> retrieval_sizes(const kvarn_engine::tokenizer& vocabulary, int context);
 
-// `m`: null for exact rows. The same text for every method.
+// `m`: null for exact rows. The same text for every method. Throws std::runtime_error unless lines
+// are 1 to most_retrieval_lines().
 retrieval_result run_retrieval(kvarn_engine::transformer& model,
                                const kvarn_engine::tokenizer& vocabulary, const layout& l,
                                const method* m, int lines, const kvarn_examples::thread_pool& pool,

@@ -1,8 +1,6 @@
 #include "windows.hpp"
 
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 #include <stdexcept>
 #include <string_view>
 
@@ -18,28 +16,20 @@ std::size_t byte_of(std::string_view text, std::int64_t index) {
   return at;
 }
 
-[[noreturn]] void too_short(const std::string& what, std::size_t wanted, std::size_t found) {
-  throw std::runtime_error(what + " needs " + std::to_string(wanted) + " tokens; there are " +
-                           std::to_string(found));
+// `where`: the text, or a part of it.
+[[noreturn]] void too_short(const std::string& where, std::size_t found, int count, int tokens) {
+  throw std::runtime_error(where + " has " + std::to_string(found) + " tokens; needed are " +
+                           std::to_string(count) + " x " + std::to_string(tokens));
 }
 
 }  // namespace
-
-std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file.good() && text.empty())
-    throw std::runtime_error(path + ": cannot be read, or is empty");
-  return text;
-}
 
 std::vector<window> spread_windows(const kvarn_engine::tokenizer& vocabulary,
                                    const std::string& text, int count, int tokens) {
   const std::vector<int> all = vocabulary.encode(text, false).value();
   const auto size = static_cast<std::size_t>(tokens);
   const auto wanted = static_cast<std::size_t>(count) * size;
-  if (all.size() < wanted)
-    too_short(std::to_string(count) + " windows of " + std::to_string(tokens), wanted, all.size());
+  if (all.size() < wanted) too_short("the text", all.size(), count, tokens);
   std::vector<window> windows;
   for (int i = 0; i < count; ++i) {
     const std::size_t first =
@@ -60,7 +50,8 @@ std::vector<window> windows_at(const kvarn_engine::tokenizer& vocabulary, const 
     const std::string name = "c" + std::to_string(offset);
     const std::string_view rest = std::string_view(text).substr(byte_of(text, offset));
     std::vector<int> all = vocabulary.encode(rest.substr(0, size * bytes_per_token), false).value();
-    if (all.size() < size) too_short("window " + name, size, all.size());
+    if (all.size() < size)
+      too_short("the text from character " + std::to_string(offset) + " on", all.size(), 1, tokens);
     all.resize(size);
     windows.push_back({name, std::move(all)});
   }

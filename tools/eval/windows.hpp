@@ -15,9 +15,6 @@ struct window {
   std::vector<int> tokens;
 };
 
-// Throws std::runtime_error where the file cannot be read or is empty.
-std::string read_text(const std::string& path);
-
 // `count` windows of `tokens` tokens each at equal distances, the first at the start. Throws
 // std::runtime_error where the text is shorter than that without overlap.
 std::vector<window> spread_windows(const kvarn_engine::tokenizer& vocabulary,
@@ -27,7 +24,7 @@ std::vector<window> spread_windows(const kvarn_engine::tokenizer& vocabulary,
 std::vector<window> windows_at(const kvarn_engine::tokenizer& vocabulary, const std::string& text,
                                const std::vector<std::int64_t>& offsets, int tokens);
 
-// FNV-1a, as hexadecimal digits.
+// FNV-1a over the ids, as hexadecimal digits.
 std::string hash_of(std::span<const int> tokens);
 
 }  // namespace kvarn_eval

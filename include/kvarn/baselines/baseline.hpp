@@ -88,7 +88,7 @@ status quantize_sequence(const baseline& method, const baseline_settings& settin
                          const exact_rule& exact, std::span<const float> in, std::span<float> out);
 
 // Stored bits / elements of such a sequence, exact tokens counted as FP16.
-// Precondition: tokens > 0, `validate` accepts the settings.
+// Precondition: tokens > 0, exact.step > 0, `validate` accepts the settings.
 double sequence_bits_per_element(const baseline& method, const baseline_settings& settings,
                                  const exact_rule& exact, std::size_t tokens);
 
@@ -204,6 +204,7 @@ inline status quantize_sequence(const baseline& method, const baseline_settings&
                                 const exact_rule& exact, std::span<const float> in,
                                 std::span<float> out) {
   if (status s = validate(method, settings); !s.ok()) return s;
+  if (exact.step == 0) return detail::bad_baseline("step of exact tokens", 0, "positive");
   const auto row = static_cast<std::size_t>(settings.head_dim);
   if (in.size() % row != 0)
     return failure(error_code::invalid_argument,

@@ -39,6 +39,7 @@ struct exact_policy {
 inline namespace KVARN_ISA_NAMESPACE {
 
 // The tokens that are quantised, where `together` of them must be quantised at once.
+// Precondition: exact.step and together are positive.
 constexpr token_range quantised_tokens(const exact_rule& exact, std::size_t together,
                                        std::size_t tokens) {
   const std::size_t step = std::lcm(exact.step, together);

@@ -33,7 +33,7 @@ class memory_account final : public std::pmr::memory_resource {
 
   // Null where the limit forbids it.
   void* try_allocate(std::size_t bytes, std::size_t alignment) {
-    if (limit_ != 0 && this->bytes() > limit_ - (bytes < limit_ ? bytes : limit_)) return nullptr;
+    if (limit_ != 0 && (bytes > limit_ || this->bytes() > limit_ - bytes)) return nullptr;
     void* const memory = allocate(bytes, alignment);
     if (limit_ == 0 || this->bytes() <= limit_) return memory;
     deallocate(memory, bytes, alignment);  // another thread was faster
