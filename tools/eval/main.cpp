@@ -66,7 +66,7 @@ void add_options(CLI::App& app, arguments& a) {
   app.add_option("--offsets", a.offsets,
                  "Where windows start in the text, in characters, separated by commas")
       ->delimiter(',')
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40))
       ->excludes(windows);
   app.add_option("--sink", a.stored.sink, "First tokens that stay exact")
       ->check(CLI::Range(0, 1 << 20))
@@ -77,7 +77,7 @@ void add_options(CLI::App& app, arguments& a) {
   app.add_option("--score-from", a.first_scored,
                  "First position that is scored; by default sink + group, the first that sees "
                  "quantised tokens")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, 1 << 20));
   app.add_option("--threads", a.threads, "Threads")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
