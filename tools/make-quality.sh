@@ -22,8 +22,8 @@ python=python3
 for text in build/texts/opticks.txt "$@"; do
   name=$(basename "$text" .txt)
   out=build/quality/$name
-  # Line retrieval has texts of its own: once is enough. Among 320 lines the model itself, with an
-  # exact cache, finds 2 of 20.
+  # Line retrieval has texts of its own: once is enough. With more lines the model itself, with an
+  # exact cache, finds 2 to 5 of 20 only.
   extra=
   [ "$name" != opticks ] || extra="--retrieval --retrieval-lines 20,40,80,160"
   build/demo/tools/eval/kvarn-eval --model "$model" --text "$text" --out "$out" \
