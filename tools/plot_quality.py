@@ -2,13 +2,16 @@
 """Draws the report of kvarn-eval.
 
     plot_quality.py REPORT.json OUT.svg|OUT.png     all that the report has, one below the other
-    plot_quality.py REPORT.json                     its table, in Markdown
+    plot_quality.py REPORT.json                     its tables, in Markdown
 
-Mean KL against bits per element; KL against position, accumulated and static; the share of magnitude
-and direction in the squared error of keys.
+Drawn are mean KL against bits per element; KL against position, accumulated and static; the share of
+magnitude and direction in the squared error of keys. The tables are all methods, and each encoder
+beside its strongest rival. "+-" is a standard error over windows.
 """
 
+import math
 import re
+import statistics
 import sys
 
 from picture import load_pyplot, picture_path, save
@@ -21,8 +24,12 @@ OURS = {
     "tuned": ("kvarn tuned", "#D55E00", "s"),
     "paper": ("KVarN paper", "#000000", "D"),
 }
-GREYS = ("#777777", "#999999", "#555555")
+GREYS = ("#555555", "#AAAAAA")
 MARKERS = "v^xph*<>P+1234X"
+
+# Methods of more bits are left to the table, those of fewer are "2 bits".
+MOST_BITS_DRAWN = 6
+TWO_BITS = 3
 
 
 def load(path):
@@ -32,7 +39,7 @@ def load(path):
     if not isinstance(methods, list) or not methods:
         raise ReportError(f'{path}: has no member "methods" with at least one method')
     for method in methods:
-        for field in ("name", "bits_per_element", "all", "by_position", "heads"):
+        for field in ("name", "bits_per_element", "all", "windows", "by_position", "heads"):
             if field not in method:
                 raise ReportError(f'{path}: a method has no member "{field}"')
         if not method["all"].get("kl_mean", 0) > 0:
@@ -56,22 +63,32 @@ def styles(methods):
             chosen[family] = OURS[family]
         elif family not in chosen:
             i = sum(1 for f in chosen if f not in OURS)
-            chosen[family] = (family, GREYS[i % len(GREYS)], MARKERS[i % len(MARKERS)])
+            grey = GREYS[i // len(MARKERS) % len(GREYS)]
+            chosen[family] = (family, grey, MARKERS[i % len(MARKERS)])
     return chosen
 
 
 def draw_bits(axes, methods, chosen):
     for family, (label, colour, marker) in chosen.items():
         points = sorted((m["bits_per_element"], m["all"]["kl_mean"], family_of(m["name"])[1])
-                        for m in methods if family_of(m["name"])[0] == family)
+                        for m in methods if family_of(m["name"])[0] == family
+                        and m["bits_per_element"] <= MOST_BITS_DRAWN)
+        if not points:
+            continue
         ours = family in OURS
         axes.plot([p[0] for p in points], [p[1] for p in points], color=colour, marker=marker,
-                  linestyle="-" if ours else "none", linewidth=1, markersize=6 if ours else 5,
-                  label=label, zorder=3 if ours else 2)
-        if ours:
-            for bits, kl, widths in points:
-                axes.annotate(widths, (bits, kl), textcoords="offset points", xytext=(5, 4),
-                              fontsize=6, color=colour)
+                  linestyle="none", markersize=6 if ours else 5, label=label,
+                  zorder=3 if ours else 2)
+        if not ours:
+            continue
+        # A line through the points with as many bits for keys as for values.
+        alike = [p for p in points if p[2][1] == p[2][3]]
+        axes.plot([p[0] for p in alike], [p[1] for p in alike], color=colour, linewidth=1, zorder=3)
+        for bits, kl, widths in points:
+            right = widths[1] == widths[3]
+            axes.annotate(widths, (bits, kl), textcoords="offset points", va="center",
+                          xytext=(6, 3) if right else (-6, 0), ha="left" if right else "right",
+                          fontsize=6, color=colour)
     axes.set_yscale("log")
     axes.set_xlabel("bits per element, metadata included")
     axes.set_ylabel("mean KL, nats")
@@ -79,20 +96,25 @@ def draw_bits(axes, methods, chosen):
     axes.set_title("Next-token distribution against an exact cache")
 
 
+def is_static(method):
+    return all("static_kl" in b for b in method["by_position"])
+
+
 def draw_position(axes, methods, chosen):
-    for method in methods:
-        family, widths = family_of(method["name"])
+    drawn = [m for m in methods
+             if m["bits_per_element"] < TWO_BITS and len(m["by_position"]) > 1]
+    drawn = [m for m in drawn if is_static(m)] or drawn
+    for i, method in enumerate(drawn):
+        family, _ = family_of(method["name"])
         bins = method["by_position"]
-        if widths not in ("", "K2V2") or len(bins) < 2:
-            continue
-        label, colour, _ = chosen[family]
+        label, colour, marker = chosen[family]
         x = [b["position"] for b in bins]
         ours = family in OURS
-        axes.plot(x, [b["kl"] for b in bins], color=colour, linewidth=1.4 if ours else 0.8,
-                  label=label)
-        if all("static_kl" in b for b in bins):
-            axes.plot(x, [b["static_kl"] for b in bins], color=colour, linestyle=":",
-                      linewidth=1.4 if ours else 0.8)
+        shape = {"color": colour, "marker": marker, "markersize": 4,
+                 "markevery": (i % 3, 3), "linewidth": 1.4 if ours else 0.8}
+        axes.plot(x, [b["kl"] for b in bins], label=label, **shape)
+        if is_static(method):
+            axes.plot(x, [b["static_kl"] for b in bins], linestyle=":", **shape)
     axes.set_yscale("log")
     axes.set_xlabel("position of the first of the scored tokens")
     axes.set_ylabel("mean KL, nats")
@@ -134,26 +156,82 @@ def draw(report, out):
     save(figure, out, dpi=150)
 
 
+def error_of_mean(values):
+    """None for a single value."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+
+
+def kl_of_windows(method):
+    return [window["kl_mean"] for window in method["windows"]]
+
+
+def number(value):
+    if value is None:
+        return ""
+    return f"{value:.4f}" if value >= 0.001 else f"{value:.1e}"
+
+
+def name_of(method):
+    name = method["name"]
+    return f"**{name}**" if family_of(name)[0] in OURS else name
+
+
+def row(cells):
+    return "| " + " | ".join(cells) + " |"
+
+
 def table(report):
+    """All methods, by bits and then by mean KL."""
     retrieval = {r["name"]: r["results"] for r in report.get("retrieval") or []}
     sizes = [str(r["lines"]) for r in next(iter(retrieval.values()), [])]
-    lines = ["| method | bits | KL mean | median | p99 | top-1 | perplexity |"
-             + "".join(f" {size} lines |" for size in sizes),
-             "|---|---|---|---|---|---|---|" + "---|" * len(sizes)]
+    heading = ["method", "bits", "KL mean", "+-", "median", "p99", "top-1", "perplexity",
+               *(f"{size} lines" for size in sizes)]
+    lines = [row(heading), "|" + "---|" * len(heading)]
 
-    def row(name, cells):
-        results = retrieval.get(name, [])
-        cells = [name] + cells + [f"{r['right']}/{r['questions']}" for r in results]
-        cells += [""] * (7 + len(sizes) - len(cells))
-        lines.append("| " + " | ".join(cells) + " |")
+    def answers(name):
+        return [f"{r['right']}/{r['questions']}" for r in retrieval.get(name, [])]
 
     exact = report["methods"][0]["all"]["exact_perplexity"]
-    row("exact", ["32", "0", "0", "0", "100 %", f"{exact:.3f}"])
-    for method in report["methods"]:
+    lines.append(row(["exact", "32", "0", "0", "0", "0", "100 %", f"{exact:.3f}",
+                      *answers("exact")]))
+    for method in sorted(report["methods"],
+                         key=lambda m: (m["bits_per_element"], m["all"]["kl_mean"])):
         a = method["all"]
-        row(method["name"], [f"{method['bits_per_element']:.2f}", f"{a['kl_mean']:.4f}",
-                             f"{a['kl_median']:.4f}", f"{a['kl_p99']:.3f}",
-                             f"{100 * a['top1']:.1f} %", f"{a['perplexity']:.3f}"])
+        lines.append(row([name_of(method), f"{method['bits_per_element']:.2f}",
+                          number(a["kl_mean"]), number(error_of_mean(kl_of_windows(method))),
+                          number(a["kl_median"]), number(a["kl_p99"]), f"{100 * a['top1']:.1f} %",
+                          f"{a['perplexity']:.3f}", *answers(method["name"])]))
+    return "\n".join(lines)
+
+
+def ratio(method, other):
+    """The geometric mean over windows of one mean KL over another, with its standard error."""
+    if method is other:
+        return "1"
+    logs = [math.log(a / b) for a, b in zip(kl_of_windows(method), kl_of_windows(other))]
+    mean = math.exp(statistics.fmean(logs))
+    error = error_of_mean(logs)
+    return f"{mean:.3f}" + ("" if error is None else f" +- {mean * error:.3f}")
+
+
+def rivals(report):
+    """Each encoder beside `paper` of the same bits and the best of the others of no more bits."""
+    methods = {m["name"]: m for m in report["methods"]}
+    heading = ["encoder", "bits", "KL / KL of paper", "strongest rival", "its bits", "KL / its KL"]
+    lines = [row(heading), "|" + "---|" * len(heading)]
+    for method in methods.values():
+        family, widths = family_of(method["name"])
+        if family not in OURS:
+            continue
+        others = [m for m in methods.values() if family_of(m["name"])[0] not in OURS
+                  and m["bits_per_element"] <= method["bits_per_element"]]
+        if not others:
+            continue
+        paper = methods.get(f"paper_{widths.lower()}")
+        best = min(others, key=lambda m: m["all"]["kl_mean"])
+        lines.append(row([method["name"], f"{method['bits_per_element']:.2f}",
+                          ratio(method, paper) if paper else "", best["name"],
+                          f"{best['bits_per_element']:.2f}", ratio(method, best)]))
     return "\n".join(lines)
 
 
@@ -164,7 +242,7 @@ def main(arguments):
     try:
         report = load(arguments[0])
         if len(arguments) == 1:
-            print(table(report))
+            print(table(report), rivals(report), sep="\n\n")
         else:
             draw(report, picture_path(arguments[1]))
     except ReportError as error:
