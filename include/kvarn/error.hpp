@@ -71,7 +71,7 @@ class [[nodiscard]] status {
   std::string message_;
 };
 
-// A piece of a message: a text or an integer.
+// A piece of a message: a text, which must outlive it, or an integer.
 struct message_part {
   const char* text = nullptr;
   bool negative = false;
@@ -79,6 +79,8 @@ struct message_part {
 
   // NOLINTNEXTLINE(google-explicit-constructor)
   KVARN_INLINE constexpr message_part(const char* words) : text(words) {}
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  KVARN_INLINE message_part(const std::string& words) : text(words.c_str()) {}
   template <std::integral T>
   KVARN_INLINE constexpr message_part(T number)  // NOLINT(google-explicit-constructor)
       : magnitude(static_cast<unsigned long long>(number)) {
@@ -107,10 +109,14 @@ KVARN_COLD void append_parts(std::string& message, std::initializer_list<message
   }
 }
 
-KVARN_COLD status failure(error_code code, std::initializer_list<message_part> parts) {
+KVARN_COLD std::string message_of(std::initializer_list<message_part> parts) {
   std::string message;
   append_parts(message, parts);
-  return {code, std::move(message)};
+  return message;
+}
+
+KVARN_COLD status failure(error_code code, std::initializer_list<message_part> parts) {
+  return {code, message_of(parts)};
 }
 
 }  // namespace KVARN_ISA_NAMESPACE

@@ -29,12 +29,10 @@ inline status check_factors(const cache_config& config, const query_factors* fac
                   "query factors are given; they need encoder query_aware"};
   if (factors->layers() != config.layers || factors->kv_heads() != config.kv_heads ||
       factors->head_dim() != config.format.key_head_dim)
-    return status{error_code::invalid_argument,
-                  "query factors have " + std::to_string(factors->layers()) + " layers, " +
-                      std::to_string(factors->kv_heads()) + " KV heads and head_dim " +
-                      std::to_string(factors->head_dim()) + "; the cache has " +
-                      std::to_string(config.layers) + ", " + std::to_string(config.kv_heads) +
-                      " and " + std::to_string(config.format.key_head_dim)};
+    return failure(error_code::invalid_argument,
+                   {"query factors have ", factors->layers(), " layers, ", factors->kv_heads(),
+                    " KV heads and head_dim ", factors->head_dim(), "; the cache has ",
+                    config.layers, ", ", config.kv_heads, " and ", config.format.key_head_dim});
   return {};
 }
 
@@ -83,11 +81,10 @@ class cache_base {
     if (status bad = check(id); !bad.ok()) return bad;
     for (int layer = 1; layer < layers(); ++layer)
       if (s().table.appended(id, layer) != s().table.appended(id, 0))
-        return {error_code::invalid_argument, "layer " + std::to_string(layer) + " has " +
-                                                  std::to_string(s().table.appended(id, layer)) +
-                                                  " tokens, layer 0 has " +
-                                                  std::to_string(s().table.appended(id, 0)) +
-                                                  "; a step must append to every layer"};
+        return failure(
+            error_code::invalid_argument,
+            {"layer ", layer, " has ", s().table.appended(id, layer), " tokens, layer 0 has ",
+             s().table.appended(id, 0), "; a step must append to every layer"});
     return commit(id, s().table.appended(id) - s().table.committed(id));
   }
   status commit(sequence_id id, std::int64_t tokens) {
@@ -95,7 +92,7 @@ class cache_base {
     const std::int64_t most = s().table.appended(id) - s().table.committed(id);
     if (tokens < 0 || tokens > most)
       return bad_value("tokens to commit", tokens,
-                       "every layer has " + std::to_string(most) + " that are not committed");
+                       message_of({"every layer has ", most, " that are not committed"}));
     s().table.commit(id, tokens);
     return {};
   }
@@ -117,7 +114,7 @@ class cache_base {
     const auto most = static_cast<std::int64_t>(s().table.pages(id).size());
     if (pages < 0 || pages > most)
       return bad_value("pages to drop", pages,
-                       "the sequence has " + std::to_string(most) + " sealed pages");
+                       message_of({"the sequence has ", most, " sealed pages"}));
     s().drop_oldest(id, static_cast<std::size_t>(pages));
     return {};
   }
@@ -187,25 +184,24 @@ class cache_base {
   int layers() const noexcept { return s().table.layers(); }
 
   static status bad_value(const char* what, std::int64_t value, const std::string& allowed) {
-    return {error_code::invalid_argument,
-            std::string(what) + " is " + std::to_string(value) + "; " + allowed};
+    return failure(error_code::invalid_argument, {what, " is ", value, "; ", allowed});
   }
 
   status check(sequence_id id) const {
     if (is_live(id)) return {};
-    return {error_code::invalid_argument,
-            "there is no sequence in slot " + std::to_string(id.slot) + " of generation " +
-                std::to_string(id.generation) + "; it was freed, or never created here"};
+    return failure(error_code::invalid_argument,
+                   {"there is no sequence in slot ", id.slot, " of generation ", id.generation,
+                    "; it was freed, or never created here"});
   }
   status check(sequence_id id, int layer) const {
     if (layer < 0 || layer >= layers())
-      return bad_value("layer", layer, "allowed are 0 to " + std::to_string(layers() - 1));
+      return bad_value("layer", layer, message_of({"allowed are 0 to ", layers() - 1}));
     return check(id);
   }
   status check_position(sequence_id id, std::int64_t position) const {
     const std::int64_t most = s().table.appended(id);
     if (position >= 0 && position <= most) return {};
-    return bad_value("position", position, "allowed are 0 to " + std::to_string(most));
+    return bad_value("position", position, message_of({"allowed are 0 to ", most}));
   }
 
  private:

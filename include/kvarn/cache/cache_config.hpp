@@ -98,24 +98,23 @@ inline constexpr std::int64_t max_pages = std::numeric_limits<std::int32_t>::max
 inline status check_between(const char* name, std::int64_t value, std::int64_t low,
                             std::int64_t high) {
   if (value >= low && value <= high) return {};
-  return {error_code::invalid_argument, std::string(name) + " is " + std::to_string(value) +
-                                            "; allowed are " + std::to_string(low) + " to " +
-                                            std::to_string(high)};
+  return failure(error_code::invalid_argument,
+                 {name, " is ", value, "; allowed are ", low, " to ", high});
 }
 
 inline status check_pages(const cache_config& config) {
   if ((config.page_count != 0) == (config.page_memory != 0))
-    return {error_code::invalid_argument,
-            "page_count is " + std::to_string(config.page_count) + " and page_memory is " +
-                std::to_string(config.page_memory) + "; exactly one of them must be given"};
+    return failure(error_code::invalid_argument,
+                   {"page_count is ", config.page_count, " and page_memory is ", config.page_memory,
+                    "; exactly one of them must be given"});
   if (config.page_memory != 0) {
     const std::size_t bytes = page_bytes(config);
     if (bytes == 0)
       return {error_code::invalid_argument,
               "page_memory is given, but every layer is exact; give page_count"};
     if (config.page_memory < bytes)
-      return {error_code::invalid_argument, "page_memory is " + std::to_string(config.page_memory) +
-                                                " bytes; one page takes " + std::to_string(bytes)};
+      return failure(error_code::invalid_argument,
+                     {"page_memory is ", config.page_memory, " bytes; one page takes ", bytes});
     if (config.page_memory / bytes > static_cast<std::size_t>(max_pages))
       return check_between("page_memory / bytes of a page", max_pages + 1, 1, max_pages);
   } else if (status s = check_between("page_count", config.page_count, 1, max_pages); !s.ok()) {
@@ -124,13 +123,11 @@ inline status check_pages(const cache_config& config) {
   const auto count = static_cast<std::size_t>(page_count_of(config));
   const std::size_t bytes = page_bytes(config);
   if (bytes != 0 && count > std::numeric_limits<std::size_t>::max() / 2 / bytes)
-    return {error_code::invalid_argument, std::to_string(count) + " pages of " +
-                                              std::to_string(bytes) +
-                                              " bytes do not fit the address space"};
+    return failure(error_code::invalid_argument,
+                   {count, " pages of ", bytes, " bytes do not fit the address space"});
   if (!config.pages.empty() && config.pages.size() < count * bytes)
-    return {error_code::short_buffer, "pages has " + std::to_string(config.pages.size()) +
-                                          " bytes; " + std::to_string(count) + " pages need " +
-                                          std::to_string(count * bytes)};
+    return failure(error_code::short_buffer, {"pages has ", config.pages.size(), " bytes; ", count,
+                                              " pages need ", count * bytes});
   return {};
 }
 
@@ -147,19 +144,19 @@ inline status validate(const cache_config& config) {
         check_between("max_sequences", config.max_sequences, 1, detail::max_sequence_slots)})
     if (!s.ok()) return s;
   if (config.query_heads % config.kv_heads != 0)
-    return {error_code::invalid_argument, "query_heads is " + std::to_string(config.query_heads) +
-                                              "; it must be a multiple of kv_heads, which is " +
-                                              std::to_string(config.kv_heads)};
+    return failure(error_code::invalid_argument,
+                   {"query_heads is ", config.query_heads,
+                    "; it must be a multiple of kv_heads, which is ", config.kv_heads});
   if (status s = validate(config.method); !s.ok()) return s;
   if (!config.bits.empty() && config.bits.size() != static_cast<std::size_t>(config.layers))
-    return {error_code::invalid_argument, "bits has " + std::to_string(config.bits.size()) +
-                                              " entries; it must have none or " +
-                                              std::to_string(config.layers) + ", one per layer"};
+    return failure(error_code::invalid_argument,
+                   {"bits has ", config.bits.size(), " entries; it must have none or ",
+                    config.layers, ", one per layer"});
   if (status s = validate(config.format); !s.ok()) return s;
   for (int layer = 0; layer < config.layers; ++layer)
     if (status s = validate(format_of(config, layer)); !s.ok())
-      return {s.code(), "layer " + std::to_string(layer) + ": " + s.message() +
-                            "; or 0 for both: an exact layer"};
+      return failure(s.code(),
+                     {"layer ", layer, ": ", s.message(), "; or 0 for both: an exact layer"});
   return detail::check_pages(config);
 }
 

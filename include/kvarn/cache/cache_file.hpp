@@ -51,8 +51,8 @@ status write_sequences(const cache_base<State>& cache, std::span<const sequence_
   std::vector<std::int32_t> pages;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (!cache.is_live(ids[i]))
-      return {error_code::invalid_argument,
-              "sequence " + std::to_string(i) + " of those to save does not exist"};
+      return failure(error_code::invalid_argument,
+                     {"sequence ", i, " of those to save does not exist"});
     for (const sealed_page& p : table.pages(ids[i]))
       if (index.emplace(p.page, static_cast<std::int32_t>(pages.size())).second)
         pages.push_back(p.page);

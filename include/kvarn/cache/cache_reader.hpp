@@ -112,16 +112,16 @@ class cache_reader {
         {&cache_file_header::sink, "sink"}};
     for (const auto& [member, name] : fields)
       if (header_.*member != expected.*member)
-        return in_.fail(error_code::invalid_format,
-                        std::string(name) + " is " + std::to_string(header_.*member) +
-                            "; the cache has " + std::to_string(expected.*member));
+        return in_.fail(
+            error_code::invalid_format,
+            message_of({name, " is ", header_.*member, "; the cache has ", expected.*member}));
     for (int layer = 0; layer < table_.layers(); ++layer) {
       format_id id = 0;
       if (!in_.read(id, "format ids")) return false;
       const format_id own = table_.is_exact_layer(layer) ? 0 : state_.storage.format(layer).id();
       if (id != own)
         return in_.fail(error_code::invalid_format,
-                        "layer " + std::to_string(layer) + ": " + detail::difference(id, own));
+                        message_of({"layer ", layer, ": ", detail::difference(id, own)}));
     }
     return in_.read_checksum("header");
   }
@@ -133,8 +133,8 @@ class cache_reader {
     pages_.emplace(table_, header_.pages);
     if (!pages_->claim())
       return in_.fail(error_code::short_buffer,
-                      std::to_string(header_.pages) + " pages are needed; " +
-                          std::to_string(table_.free_page_count()) + " are free");
+                      message_of({header_.pages, " pages are needed; ", table_.free_page_count(),
+                                  " are free"}));
     for (const std::int32_t page : pages_->numbers()) {
       for (int layer = 0; layer < table_.layers(); ++layer)
         if (!in_.read(state_.storage.file_page(layer, page), state_.storage.page_bytes(layer),
@@ -165,8 +165,8 @@ class cache_reader {
     if (!in_.has(header_.sequences, sizeof(sequence_file_header), "sequences")) return false;
     if (header_.sequences > static_cast<std::uint32_t>(table_.free_sequence_count()))
       return in_.fail(error_code::short_buffer,
-                      std::to_string(header_.sequences) + " sequences are saved; " +
-                          std::to_string(table_.free_sequence_count()) + " can be created");
+                      message_of({header_.sequences, " sequences are saved; ",
+                                  table_.free_sequence_count(), " can be created"}));
     ids_.reserve(header_.sequences);
     used_.emplace(header_.pages, std::pmr::new_delete_resource(), false);
     for (std::uint32_t i = 0; i < header_.sequences; ++i) {
@@ -232,10 +232,10 @@ class cache_reader {
     if (!in_.has(static_cast<std::uint64_t>(count), state_.storage.row_bytes(), "exact rows"))
       return false;
     if (!state_.storage.reserve(rows, count, true))
-      return in_.fail(error_code::short_buffer, std::to_string(count) + " tokens in a layer need " +
-                                                    std::to_string(static_cast<std::size_t>(count) *
-                                                                   state_.storage.row_bytes()) +
-                                                    " bytes; " + state_.storage.exact_room());
+      return in_.fail(error_code::short_buffer,
+                      message_of({count, " tokens in a layer need ",
+                                  static_cast<std::size_t>(count) * state_.storage.row_bytes(),
+                                  " bytes; ", state_.storage.exact_room()}));
     bool finite = true;
     state_.storage.write_rows(rows, count, [&](T* values, std::size_t elements) {
       finite = in_.read(values, elements * sizeof(T), "exact rows") && finite &&

@@ -67,10 +67,10 @@ class section_reader {
   bool has(std::uint64_t count, std::uint64_t size, const char* what) {
     if (!ok()) return false;
     if (size == 0 || count <= left_ / size) return true;
-    const std::string need = (count == 1 ? "" : std::to_string(count) + " x ") +
-                             std::to_string(size) + " bytes are needed; ";
-    return fail(error_code::invalid_data, std::string("it ends within the ") + what + ": " + need +
-                                              std::to_string(left_) + " are left");
+    const std::string times = count == 1 ? "" : message_of({count, " x "});
+    return fail(error_code::invalid_data,
+                message_of({"it ends within the ", what, ": ", times, size, " bytes are needed; ",
+                            left_, " are left"}));
   }
   bool read(void* data, std::size_t size, const char* what) {
     if (size == 0 || !has(1, size, what)) return ok();

@@ -108,9 +108,8 @@ class kv_cache : public cache_base<cache_state<T>> {
     if (tiles == 0) return 0;
     return or_out_of_memory([&]() -> result<int> {
       if (s().seal(id, tiles, workspace, executor, parts, on)) return tiles;
-      return status{error_code::short_buffer,
-                    std::to_string(tiles) + " pages are needed; " + std::to_string(free_pages()) +
-                        " of " + std::to_string(s().table.page_count()) + " are free"};
+      return failure(error_code::short_buffer, {tiles, " pages are needed; ", free_pages(), " of ",
+                                                s().table.page_count(), " are free"});
     });
   }
 
@@ -137,10 +136,10 @@ class kv_cache : public cache_base<cache_state<T>> {
                 target on = default_target()) const {
     if (ids.size() != queries.size())
       return bad_value("number of queries", static_cast<std::int64_t>(queries.size()),
-                       "there are " + std::to_string(ids.size()) + " sequences");
+                       message_of({"there are ", ids.size(), " sequences"}));
     for (std::size_t i = 0; i < ids.size(); ++i)
       if (status bad = check_queries(ids[i], layer, queries[i], options); !bad.ok())
-        return {bad.code(), "sequence " + std::to_string(i) + ": " + bad.message()};
+        return failure(bad.code(), {"sequence ", i, ": ", bad.message()});
     return or_out_of_memory([&]() -> status {
       s().attend(ids, layer, queries, options, workspace, executor, on);
       return {};
@@ -188,15 +187,14 @@ class kv_cache : public cache_base<cache_state<T>> {
     if (q.tokens < 0) return bad_value("query tokens", q.tokens, "it must not be negative");
     if (q.position < -1 || q.position > max_position)
       return bad_value("query position", q.position,
-                       "allowed are 0 to " + std::to_string(max_position));
+                       message_of({"allowed are 0 to ", max_position}));
     if (options.window < 0 || options.window > max_position)
-      return bad_value("window", options.window,
-                       "allowed are 0 to " + std::to_string(max_position));
+      return bad_value("window", options.window, message_of({"allowed are 0 to ", max_position}));
     const std::int64_t appended = s().table.appended(id, layer);
     if (q.position == -1 && q.tokens > appended)
       return bad_value("query tokens", q.tokens,
-                       "layer " + std::to_string(layer) + " has " + std::to_string(appended) +
-                           " tokens; append to this layer first, or give a position");
+                       message_of({"layer ", layer, " has ", appended,
+                                   " tokens; append to this layer first, or give a position"}));
     if (q.tokens > 0) {
       if (q.queries.data == nullptr) return null_data("queries");
       if (q.out.data == nullptr) return null_data("out");

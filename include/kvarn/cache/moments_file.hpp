@@ -72,7 +72,7 @@ inline result<query_moments> read_moments_file(std::istream& stream) {
   if (!in.read(header, "header")) return in.failure();
   if (header.magic != moments_file_magic || header.version != cache_file_version) {
     in.fail(error_code::invalid_format,
-            "not a file of query moments, version " + std::to_string(cache_file_version));
+            message_of({"not a file of query moments, version ", cache_file_version}));
     return in.failure();
   }
   if (!in.read_checksum("header")) return in.failure();

@@ -169,9 +169,9 @@ class page_table {
   result<sequence_id> create() {
     const std::lock_guard lock(mutex_);
     if (free_slots_.count() == 0)
-      return status{error_code::short_buffer,
-                    "all " + std::to_string(slots_.size()) +
-                        " sequences exist already; max_sequences sets the limit"};
+      return failure(
+          error_code::short_buffer,
+          {"all ", slots_.size(), " sequences exist already; max_sequences sets the limit"});
     const auto slot = static_cast<std::uint32_t>(free_slots_.take());
     sequence& s = slots_[slot];
     s.live = true;

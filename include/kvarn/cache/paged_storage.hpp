@@ -92,8 +92,8 @@ class paged_storage {
   }
   // How much of exact_memory is taken, for the message where reserve is false.
   std::string exact_room() const {
-    return "exact rows take " + std::to_string(memory_->exact.bytes()) + " of the " +
-           std::to_string(exact_limit_) + " bytes of exact_memory";
+    return message_of({"exact rows take ", memory_->exact.bytes(), " of the ", exact_limit_,
+                       " bytes of exact_memory"});
   }
   // exact_run::shrink.
   void shrink(run& rows, int slack) { rows.shrink(shape_, *rows_account_, slack); }
