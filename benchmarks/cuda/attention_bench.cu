@@ -217,4 +217,6 @@ int main(int argc, char** argv) {
   print("B32 32k, sink and tail of 128", s);
   s = {"B1 4k", 1, 4096, 4, 1, 128};
   print("B1 4k, sink and tail of 128", s);
+  s = {"B8 4k", 8, 4096, 4, 1, 128};
+  print("B8 4k, sink and tail of 128", s);
 }

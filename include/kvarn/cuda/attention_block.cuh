@@ -17,10 +17,10 @@ namespace kvarn::cuda {
 inline namespace KVARN_CUDA_NAMESPACE {
 namespace detail {
 
-// `Blocks`: of four rows, that go through a tile together.
+// `Blocks`: of four rows, which go through a tile together.
 template <cache_format Format, int Warps, int Blocks>
 class attention_block {
-  static_assert(Blocks == 1 || Warps == 8, "a warp keeps the sums of one group of a chunk");
+  static_assert(Blocks == 1 || Warps == 8, "a warp keeps the sums of one leaf of a chunk");
 
  public:
   __device__ attention_block(const attention_parameters& p, std::byte* shared,
@@ -30,7 +30,7 @@ class attention_block {
         barriers_(barriers),
         warp_(static_cast<int>(threadIdx.x) >> 5),
         kv_head_(static_cast<int>(blockIdx.y) % p.arguments.kv_heads),
-        first_row_(static_cast<int>(blockIdx.y) / p.arguments.kv_heads * rows_per_block),
+        first_row_(static_cast<int>(blockIdx.y) / p.arguments.kv_heads * block_rows),
         keys_(shared + warp_ * layout::slot_bytes, &barriers.records[warp_][0]),
         values_(shared + warp_ * layout::slot_bytes + layout::key_bytes,
                 &barriers.records[warp_][1]),
@@ -39,12 +39,13 @@ class attention_block {
 
   __device__ void run() {
     const int heads = p_.arguments.heads;
-    const int rows = min(sequence_.tokens * heads - first_row_, rows_per_block);
+    const int rows = min(sequence_.tokens * heads - first_row_, block_rows);
     const int sink_chunks = blocks_of(sequence_.sink.count, exact_chunk);
     const int sealed_chunks = blocks_of(sequence_.page_count, groups_per_chunk);
     const int chunks = chunks_of(sequence_.sink.count, sequence_.page_count, sequence_.tail.count);
-    const int first = static_cast<int>(blockIdx.x) * p_.run;
-    const int end = min(first + p_.run, chunks);
+    const sequence_cut cut = sequence_cut::of(chunks, p_.splits);
+    const int first = static_cast<int>(blockIdx.x) * cut.run;
+    const int end = min(first + cut.run, chunks);
     if (rows <= 0 || (first >= end && blockIdx.x > 0)) return;
     if (lane_index() == 0) {
       const int first_sealed = max(first - sink_chunks, 0);
@@ -55,10 +56,13 @@ class attention_block {
       work_.pages = sequence_.pages;
       work_.rows = rows;
       work_.end = end;
+      work_.partial = cut.partial;
+      work_.join = {first, 0};
       work_.first_group = groups_per_chunk * first_sealed;
       work_.end_group = min(groups_per_chunk * end_sealed, sequence_.page_count);
-      work_.padded = rows_at_once * blocks_of(rows, rows_at_once);
-      work_.whole = rows <= rows_at_once ? max(end_sealed - first_sealed, 0) / 8 : 0;
+      work_.sink_chunks = sink_chunks;
+      work_.first_tail = sink_chunks + sealed_chunks;
+      work_.whole = max(end_sealed - first_sealed, 0) / groups_per_chunk;
       work_.first_whole = sink_chunks + first_sealed;
     }
     __syncwarp();
@@ -78,43 +82,55 @@ class attention_block {
     advance();
     start_keys();
     start_values();
+    prefetch_exact(next_exact(first));
     prepare_queries();
 
-    joined_chunk_ = first;
-    int step = 0;
     int chunk = first;
-    int block = 0;
-    while (chunk < end) {
-      const bool is_sink = chunk < sink_chunks;
-      const int behind = chunk - sink_chunks;  // chunks behind the sink
-      if (is_whole(chunk)) {
-        attend_chunks(step);
-        chunk += 8;
-      } else {
-        if (!is_sink && behind < sealed_chunks)
-          attend_groups(step, block);
-        else
-          attend_rows(step, block, is_sink ? sequence_.sink : sequence_.tail,
-                      exact_chunk * (is_sink ? chunk : behind - sealed_chunks));
-        block += rows_at_once;
-        if (takes_all_rows || block >= work_.rows) {
-          block = 0;
-          ++chunk;
+    bool is_over = false;
+    for (int step = 0; !is_over; step += Blocks) {
+      is_over = chunk >= end;  // then only the joining of what was before is left
+      float sum[Blocks][lane_sums];
+      softmax_state state[Blocks];
+      bool is_sealed = false;
+      if (!is_over) {
+        is_sealed = chunk >= work_.sink_chunks && chunk < work_.first_tail;
+        const int groups = is_whole(chunk) ? groups_per_chunk : 1;
+#pragma unroll 1
+        for (int leaf = warp_; leaf < groups_per_chunk; leaf += Warps) {
+#pragma unroll
+          for (int b = 0; b < Blocks; ++b) {
+            state[b] = {nothing_seen, 0.0f};
+#pragma unroll
+            for (float& x : sum[b]) x = 0.0f;
+          }
+          if (is_sealed)
+            attend_groups(groups, state, sum);
+          else
+            attend_exact(chunk, leaf, state, sum);
+          if constexpr (Blocks == 1) leave_sums(step, leaf, state[0], sum[0], is_sealed);
         }
+        chunk += groups;
       }
-      step += Blocks;
+#pragma unroll
+      for (int b = 0; b < Blocks; ++b) {
+        if (!is_over) {
+          if constexpr (Blocks > 1) leave_sums(step + b, warp_, state[b], sum[b], is_sealed);
+          shared_barrier(&barriers_.ready[(step + b) & p_.lag]).arrive();
+        }
+        const int joined = step + b - p_.lag;
+        if (joined >= 0 && joined < step + (is_over ? 0 : Blocks)) join_parts(joined);
+      }
     }
-    if (step > 0 && p_.lag > 0) join_parts(step - 1);
-    if (p_.splits == 1) finish(step > 0);
+    if (p_.splits == 1) finish(first < end);
   }
 
  private:
   using layout = attention_layout<Format>;
   static constexpr int threads = 32 * Warps;
-  static constexpr int rows_at_once = 4 * Blocks;
-  static constexpr bool takes_all_rows = rows_at_once >= rows_per_block;
-  static constexpr int channels = layout::value_dim / 8;  // of a lane
-  static constexpr int warps_per_row = Warps / 4;         // when parts are joined
+  static constexpr int block_rows = 4 * Blocks;
+  static constexpr int channels = layout::value_dim / 8;  // of a lane, of sealed groups
+  static constexpr int lane_sums = (std::max)(channels, exact_sums<layout::value_dim>);
+  static constexpr int warps_per_row = Warps / 4;  // when parts are joined
 
   // Entry n of those this warp takes: 64 / Warps of every eight chunks that are taken whole, then
   // one (or two) of every chunk.
@@ -169,7 +185,7 @@ class attention_block {
   }
   // Head vectors at the beginning and at the end, where there are no parts.
   __device__ token_buffer<0> vectors(int dim) const {
-    return {reinterpret_cast<float*>(shared_ + p_.parts), rows_per_block, dim};
+    return {reinterpret_cast<float*>(shared_ + p_.parts), block_rows, dim};
   }
 
   // Asks for the queries in front of the records, behind which they would wait.
@@ -198,7 +214,7 @@ class attention_block {
     load_tokens<1, threads>(source, first_row_, work_.rows, !a.queries_rotated, buffer, replaced);
     const bool strided = !a.queries_rotated && hadamard_core(layout::key_dim) == 1;
     const int l = static_cast<int>(threadIdx.x) & 15;
-    for (int first = 0; first < p_.rows; first += threads / 16) {
+    for (int first = 0; first < block_rows; first += threads / 16) {
       const int row = first + (static_cast<int>(threadIdx.x) >> 4);
       constexpr int steps = layout::key_dim / 16;
       float v[steps] = {};
@@ -212,7 +228,7 @@ class attention_block {
 #pragma unroll
       for (int lane = 1; lane < 16; lane *= 2)
         largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, lane));
-      if (row >= p_.rows) continue;
+      if (row >= block_rows) continue;
       const float inverse = 32768.0f / largest;
 #pragma unroll
       for (int j = 0; j < layout::padded_key_dim / 16; ++j)
@@ -248,38 +264,29 @@ class attention_block {
   __device__ void wait_for_parts(int step) const {
     if (step > p_.lag) shared_barrier(&barriers_.free[step & p_.lag]).wait((step >> p_.lag) - 1);
   }
-  __device__ void leave_empty(int step, int leaf) const {
-    wait_for_parts(step);
-    for (int row = 0; row < 4; ++row)
-      for (int d = lane_index(); d < layout::value_dim; d += 32) part(step, leaf, row)[d] = 0.0f;
-    if (lane_index() < 4) part_state(step, leaf, lane_index()) = {nothing_seen, 0.0f};
-  }
-
   __device__ bool is_whole(int chunk) const {
     return chunk >= work_.first_whole && chunk < work_.first_whole + 8 * work_.whole;
   }
 
-  // Skips a group that no row sees.
-  __device__ void skip_group() {
-    advance();
-    start_keys();
-    start_values();
+  // The next `count` groups of this warp, added to what it has.
+  __device__ void attend_groups(int count, softmax_state (&state)[Blocks],
+                                float (&sum)[Blocks][lane_sums]) {
+#pragma unroll 1
+    for (int group = 0; group < count; ++group) {
+      if (loaded_.count > 0) {
+        attend_group(state, sum);
+        continue;
+      }
+      advance();
+      start_keys();
+      start_values();
+    }
   }
 
-  // The parts of a step are written: joins them, where there is room for two those of the one
-  // before.
-  __device__ void end_step(int step) {
-    shared_barrier(&barriers_.ready[step & p_.lag]).arrive();
-    if (step >= p_.lag) join_parts(step - p_.lag);
-  }
-
-  // The loaded group against rows block .. block + rows_at_once - 1: calls begin(softmaxes), which
-  // returns what sum_values puts its sums to. Behind the last rows the next group takes the place
-  // of this one.
-  template <class Begin>
-  __device__ void attend_group(int block, bool is_last, Begin begin) {
+  // The loaded group. The next takes its place.
+  __device__ void attend_group(softmax_state (&state)[Blocks], float (&sum)[Blocks][lane_sums]) {
     const std::byte* const keys = shared_ + warp_ * layout::slot_bytes;
-    const int row = block + (lane_index() & 3);
+    const int row = lane_index() & 3;
     const int count = loaded_.count;
     const int ahead = ahead_;
     const bool sees_all =
@@ -289,11 +296,9 @@ class attention_block {
     score_tile<Format>(
         keys, [&](int b) { return query(row + 4 * b); },
         [&](int b) { return query_unit(row + 4 * b); }, scores);
-    if (is_last) {
-      __syncwarp();
-      advance();
-      start_keys();
-    }
+    __syncwarp();
+    advance();
+    start_keys();
     tile_softmax softmax[Blocks];
 #pragma unroll
     for (int b = 0; b < Blocks; ++b)
@@ -301,187 +306,156 @@ class attention_block {
           scores[b], sees_all,
           [&](int token) { return token < count && sees(row + 4 * b, ahead, token); }, p_.cap);
     values_.wait(use_);
-    sum_values<Format>(keys + layout::key_bytes, scores, softmax, begin(softmax));
-    if (is_last) {
-      __syncwarp();
-      start_values();
-      ++use_;
+    float factor[Blocks];
+#pragma unroll
+    for (int b = 0; b < Blocks; ++b) {
+      float before;
+      state[b] = joined(state[b], softmax[b].state, before, factor[b]);
+      if (__any_sync(all_lanes, before != 1.0f)) {
+#pragma unroll
+        for (int k = 0; k < channels; ++k) sum[b][k] = sum[b][k] * before;
+      }
     }
+    sum_values<Format>(keys + layout::key_bytes, scores, softmax, [&](int b, int k, float value) {
+      sum[b][k] = std::fma(value, factor[b], sum[b][k]);
+    });
+    __syncwarp();
+    start_values();
+    ++use_;
+  }
+
+  // The exact tokens of a leaf.
+  __device__ void attend_exact(int chunk, int leaf, softmax_state (&state)[Blocks],
+                               float (&sum)[Blocks][lane_sums]) const {
+    const exact_rows& rows = rows_of(chunk);
+    const int first = first_token(chunk) + leaf_tokens * leaf;
+    const int count = min(leaf_tokens, rows.count - first);
+    prefetch_exact(next_exact(chunk + 1));
+    if (count <= 0) return;
+    if (p_.arguments.exact_type == element_type::float16)
+      attend_leaf<element_type::float16>(rows, first, count, state, sum);
+    else if (p_.arguments.exact_type == element_type::bfloat16)
+      attend_leaf<element_type::bfloat16>(rows, first, count, state, sum);
+    else
+      attend_leaf<element_type::float32>(rows, first, count, state, sum);
+  }
+  template <element_type Type>
+  __device__ void attend_leaf(const exact_rows& rows, int first, int count,
+                              softmax_state (&state)[Blocks],
+                              float (&sum)[Blocks][lane_sums]) const {
+    const exact_leaf tokens(p_.arguments, rows, kv_head_, first, count);
+    const int ahead = static_cast<int>(work_.first_end - (rows.position + first));
+    const int r = lane_index() >> 2;
+    float scores[Blocks][2];
+    score_exact<layout::key_dim, Type>(
+        tokens, [&](int b) { return query(4 * b + (r >> 1)); }, scores);
+#pragma unroll
+    for (int b = 0; b < Blocks; ++b) {
+      const int row = 4 * b + (lane_index() & 3);
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        float score = scores[b][k] * query_unit(row);
+        if (p_.cap.cap != 0.0f) score = p_.cap(score);
+        const int token = r + 8 * k;
+        scores[b][k] = token < count && sees(row, ahead, token) ? score : unseen;
+      }
+      state[b] = weigh_exact(scores[b]);
+    }
+    sum_exact<layout::value_dim, Type>(tokens, scores, sum);
+  }
+
+  // Of a chunk of exact tokens: where they are, and the first of them.
+  __device__ const exact_rows& rows_of(int chunk) const {
+    return chunk < work_.sink_chunks ? sequence_.sink : sequence_.tail;
+  }
+  __device__ int first_token(int chunk) const {
+    return exact_chunk * (chunk < work_.sink_chunks ? chunk : chunk - work_.first_tail);
+  }
+  // Asks for what this warp takes of a chunk of exact tokens, where that is one of this block.
+  __device__ void prefetch_exact(int chunk) const {
+    if (chunk >= work_.end) return;
+    const exact_rows& rows = rows_of(chunk);
+    const attention_arguments& a = p_.arguments;
+    const int bytes = element_bytes(a.exact_type);
+#pragma unroll 1
+    for (int leaf = warp_; leaf < groups_per_chunk; leaf += Warps) {
+      const int token = first_token(chunk) + leaf_tokens * leaf + (lane_index() & 15);
+      if (token >= rows.count) return;
+      const auto ask = [&](const void* array, const token_strides& strides, int dim) {
+        const auto* const row = static_cast<const std::byte*>(array) +
+                                (token * strides.token + kv_head_ * strides.head) * bytes;
+#pragma unroll 1
+        for (int i = 128 * (lane_index() >> 4); i < dim * bytes; i += 256)
+          asm volatile("prefetch.global.L2 [%0];" ::"l"(row + i));
+      };
+      ask(rows.keys, a.key_strides, layout::key_dim);
+      ask(rows.values, a.value_strides, layout::value_dim);
+    }
+  }
+  __device__ int next_exact(int chunk) const {
+    return chunk >= work_.sink_chunks && chunk < work_.first_tail ? work_.first_tail : chunk;
   }
 
   // Leaves the sums of one leaf, which a lane has of its row.
   __device__ void leave_sums(int step, int leaf, const softmax_state& state,
-                             const float (&sum)[channels]) {
+                             const float (&sum)[lane_sums], bool is_sealed) const {
     wait_for_parts(step);
-    const int i = lane_index() & 3;
-    float* const out = part(step, leaf, i) + (lane_index() >> 2);
+    float* const out = part(step, leaf, lane_index() & 3);
+    if (is_sealed) {
+      const int channel = lane_index() >> 2;
 #pragma unroll
-    for (int k = 0; k < channels; ++k) out[8 * k] = sum[k];
-    if (lane_index() < 4) part_state(step, leaf, i) = state;
-  }
-
-  // The sealed groups of this warp in the chunk, one leaf each, for the rows from `block` on.
-  __device__ void attend_groups(int step, int block) {
-    const bool is_last = takes_all_rows || block + rows_at_once >= work_.rows;
-    if constexpr (Blocks > 1) {
-      float sum[Blocks][channels] = {};
-      softmax_state state[Blocks];
-#pragma unroll
-      for (int b = 0; b < Blocks; ++b) state[b] = {nothing_seen, 0.0f};
-      if (loaded_.count > 0)
-        attend_group(block, is_last, [&](const tile_softmax(&softmax)[Blocks]) {
-#pragma unroll
-          for (int b = 0; b < Blocks; ++b) state[b] = softmax[b].state;
-          return [&sum](int b, int k, float value) { sum[b][k] = value; };
-        });
-      else if (is_last)
-        skip_group();
-#pragma unroll
-      for (int b = 0; b < Blocks; ++b) {
-        leave_sums(step + b, warp_, state[b], sum[b]);
-        end_step(step + b);
-      }
+      for (int k = 0; k < channels; ++k) out[channel + 8 * k] = sum[k];
     } else {
-      const int i = lane_index() & 3;
-#pragma unroll 1
-      for (int leaf = warp_; leaf < groups_per_chunk; leaf += Warps) {
-        if (loaded_.count == 0) {
-          leave_empty(step, leaf);
-          if (is_last) skip_group();
-          continue;
-        }
-        attend_group(block, is_last, [&](const tile_softmax(&softmax)[Blocks]) {
-          wait_for_parts(step);
-          if (lane_index() < 4) part_state(step, leaf, i) = softmax[0].state;
-          float* const out = part(step, leaf, i) + (lane_index() >> 2);
-          return [out](int, int k, float value) { out[8 * k] = value; };
-        });
-      }
-      end_step(step);
+      const int channel = exact_channel();
+#pragma unroll
+      for (int k = 0; k < exact_sums<layout::value_dim>; ++k)
+        if (layout::value_dim % 32 == 0 || channel + exact_offset(k) < layout::value_dim)
+          out[channel + exact_offset(k)] = sum[k];
     }
-  }
-
-  // Whole chunks of sealed groups, one (of four warps two) for each warp. At most rows_at_once
-  // rows.
-  __device__ void attend_chunks(int step) {
-#pragma unroll 1
-    for (int leaf = warp_; leaf < 8; leaf += Warps) {
-      float sum[Blocks][channels] = {};
-      softmax_state state[Blocks];
-#pragma unroll
-      for (int b = 0; b < Blocks; ++b) state[b] = {nothing_seen, 0.0f};
-#pragma unroll 1
-      for (int group = 0; group < groups_per_chunk; ++group) {
-        if (loaded_.count == 0) {
-          skip_group();
-          continue;
-        }
-        attend_group(0, true, [&](const tile_softmax(&softmax)[Blocks]) {
-          struct {
-            float factor[Blocks];
-          } now;
-#pragma unroll
-          for (int b = 0; b < Blocks; ++b) {
-            float before;
-            state[b] = joined(state[b], softmax[b].state, before, now.factor[b]);
-            if (__any_sync(all_lanes, before != 1.0f)) {
-#pragma unroll
-              for (int k = 0; k < channels; ++k) sum[b][k] = sum[b][k] * before;
-            }
-          }
-          return [&sum, now](int b, int k, float value) {
-            sum[b][k] = std::fma(value, now.factor[b], sum[b][k]);
-          };
-        });
-      }
-      if constexpr (Blocks == 1) leave_sums(step, leaf, state[0], sum[0]);
-      if constexpr (Blocks > 1) {
-#pragma unroll
-        for (int b = 0; b < Blocks; ++b) {
-          leave_sums(step + b, leaf, state[b], sum[b]);
-          end_step(step + b);
-        }
-      }
-    }
-    if constexpr (Blocks == 1) end_step(step);
-  }
-
-  // 16 exact tokens per leaf, from token `start` on, for the rows from `block` on.
-  __device__ void attend_rows(int step, int block, const exact_rows& rows, int start) {
-#pragma unroll 1
-    for (int b = 0; b < Blocks; ++b) {
-#pragma unroll 1
-      for (int leaf = warp_; leaf < groups_per_chunk; leaf += Warps) {
-        const int first = start + 16 * leaf;
-        if (first < rows.count)
-          attend_leaf(step + b, block + 4 * b, leaf, rows, first, min(16, rows.count - first));
-        else
-          leave_empty(step + b, leaf);
-      }
-      end_step(step + b);
-    }
-  }
-
-  __device__ void attend_leaf(int step, int block, int leaf, const exact_rows& rows, int first,
-                              int count) {
-    const exact_leaf tokens(p_.arguments, rows, kv_head_, first, count);
-    const int ahead = static_cast<int>(work_.first_end - (rows.position + first));
-    float weight[4];
-    softmax_state state[4];
-    weigh_exact<layout::key_dim>(
-        tokens, [&](int row) { return query(block + row); },
-        [&](int row) { return query_unit(block + row); },
-        [&](int row, int token) { return sees(block + row, ahead, token); }, p_.cap, weight, state);
-    wait_for_parts(step);
-    if (lane_index() == 0) {
-#pragma unroll
-      for (int row = 0; row < 4; ++row) part_state(step, leaf, row) = state[row];
-    }
-    sum_exact<layout::value_dim>(tokens, weight, [&](int row) { return part(step, leaf, row); });
+    if (lane_index() < 4) part_state(step, leaf, lane_index()) = state;
   }
 
   // Sums so far of what a warp joins: part of the channels of one row of every four. No other warp
   // reads them before the end. Level 0: the section that is under way, 1: the whole sequence.
   __device__ float2* sums(int level, int row) const {
     return reinterpret_cast<float2*>(shared_ + p_.sums) +
-           (level * p_.rows + row) * (layout::value_dim / 2);
+           (level * block_rows + row) * (layout::value_dim / 2);
   }
   __device__ softmax_state& sum_state(int level, int row, int warp) const {
     return reinterpret_cast<softmax_state*>(
-        shared_ + p_.states)[(level * (rows_per_block / 4) + (row >> 2)) * Warps + warp];
+        shared_ + p_.states)[(level * Blocks + (row >> 2)) * Warps + warp];
   }
 
   // Joins what the warps of a step have left.
   __device__ void join_parts(int step) {
     shared_barrier(&barriers_.ready[step & p_.lag]).wait(step >> p_.lag);
     const int row = warp_ / warps_per_row;
-    const int chunk = joined_chunk_;
-    const int summed = summed_;
     // A lane has one leaf.
     const softmax_state mine = part_state(step, lane_index() & 7, row);
-    const auto value_of = [&](int leaf, int pair) {
-      return reinterpret_cast<const float2*>(part(step, leaf, row))[pair];
-    };
-    if (is_whole(joined_chunk_)) {
-#pragma unroll 1
-      for (int leaf = 0; leaf < 8; ++leaf)
-        join_chunk(
-            {__shfl_sync(all_lanes, mine.maximum, leaf), __shfl_sync(all_lanes, mine.sum, leaf)},
-            row, [&](int pair) { return value_of(leaf, pair); });
-    } else {
-      softmax_state state{__reduce_max_sync(all_lanes, mine.maximum), 0.0f};
-      const float my_factor = power(mine.maximum - state.maximum);
-      float factor[groups_per_chunk];
+    place_of_join next = work_.join;
+    const bool whole = is_whole(next.chunk);
+    softmax_state all{__reduce_max_sync(all_lanes, mine.maximum), 0.0f};
+    const float my_factor = power(mine.maximum - all.maximum);
+    float factor[groups_per_chunk];
 #pragma unroll
-      for (int leaf = 0; leaf < groups_per_chunk; ++leaf) {
-        factor[leaf] = __shfl_sync(all_lanes, my_factor, leaf);
-        state.sum = std::fma(__shfl_sync(all_lanes, mine.sum, leaf), factor[leaf], state.sum);
-      }
-      join_chunk(state, row, [&](int pair) {
+    for (int leaf = 0; leaf < groups_per_chunk; ++leaf) {
+      factor[leaf] = __shfl_sync(all_lanes, my_factor, leaf);
+      all.sum = std::fma(__shfl_sync(all_lanes, mine.sum, leaf), factor[leaf], all.sum);
+    }
+#pragma unroll 1
+    for (int chunk = 0; chunk < (whole ? groups_per_chunk : 1); ++chunk) {
+      if (whole)
+        all = {__shfl_sync(all_lanes, mine.maximum, chunk),
+               __shfl_sync(all_lanes, mine.sum, chunk)};
+      join_chunk(next, all, 4 * (step % Blocks), row, [&](int pair) {
+        const auto value_of = [&](int leaf) {
+          return reinterpret_cast<const float2*>(part(step, leaf, row))[pair];
+        };
+        if (whole) return value_of(chunk);
         float2 value = make_float2(0.0f, 0.0f);
 #pragma unroll
         for (int leaf = 0; leaf < groups_per_chunk; ++leaf) {
-          const float2 x = value_of(leaf, pair);
+          const float2 x = value_of(leaf);
           value.x = std::fma(x.x, factor[leaf], value.x);
           value.y = std::fma(x.y, factor[leaf], value.y);
         }
@@ -489,21 +463,21 @@ class attention_block {
       });
     }
     shared_barrier(&barriers_.free[step & p_.lag]).arrive();
-    joined_block_ = joined_block_ + 4 < work_.padded ? joined_block_ + 4 : 0;
-    if (joined_block_ == 0) return;
-    joined_chunk_ = chunk;  // the next four rows begin with the same
-    summed_ = summed;
+    // The next four rows begin with the same.
+    if (step % Blocks == Blocks - 1 && lane_index() == 0) work_.join = next;
+    __syncwarp();
   }
 
   // Joins row `row` of four rows of a chunk to its section; where that (or, with the sequence cut
   // finely, the chunk) ends, stores it or joins it to the total.
   template <class Value>
-  __device__ void join_chunk(softmax_state state, int row, Value value_of) {
-    const int block = joined_block_;
-    const bool joins_section = summed_ > 0;
-    const bool ends = summed_ + 1 == p_.partial || joined_chunk_ + 1 == work_.end;
+  __device__ void join_chunk(place_of_join& place, softmax_state state, int block, int row,
+                             Value value_of) const {
+    const int partial = work_.partial;
+    const bool joins_section = place.summed > 0;
+    const bool ends = place.summed + 1 == partial || place.chunk + 1 == work_.end;
     const bool is_stored = ends && p_.splits > 1;
-    const bool joins_total = ends && p_.splits == 1 && joined_chunk_ >= p_.partial;
+    const bool joins_total = ends && p_.splits == 1 && place.chunk >= partial;
     float before = 0.0f;
     float now = 1.0f;
     if (joins_section) state = joined(sum_state(0, block, warp_), state, before, now);
@@ -514,9 +488,9 @@ class attention_block {
     float2* const section_sums = sums(0, block + row);
     float2* const total_sums = sums(1, block + row);
     float* const stored =
-        is_stored ? stored_row(p_.partial == 1 ? joined_chunk_ : joined_chunk_ / chunks_per_section,
-                               block + row)
-                  : nullptr;
+        is_stored
+            ? stored_row(partial == 1 ? place.chunk : place.chunk / chunks_per_section, block + row)
+            : nullptr;
     for (int pair = lane_index() + 32 * (warp_ % warps_per_row); pair < layout::value_dim / 2;
          pair += 32 * warps_per_row) {
       float2 value = value_of(pair);
@@ -543,15 +517,15 @@ class attention_block {
         *reinterpret_cast<softmax_state*>(stored + layout::value_dim) = state;
     }
     __syncwarp();
-    ++joined_chunk_;
-    summed_ = ends ? 0 : summed_ + 1;
+    ++place.chunk;
+    place.summed = ends ? 0 : place.summed + 1;
   }
 
   // Where a row of a partial sum is kept for the combining kernel.
   __device__ float* stored_row(int partial, int row) const {
     const std::int64_t head = std::int64_t{blockIdx.z} * gridDim.y + blockIdx.y;
     return static_cast<float*>(p_.arguments.workspace) +
-           ((head * p_.partials + partial) * rows_per_block + row) * layout::stored_stride;
+           ((head * p_.partials + partial) * block_rows + row) * layout::stored_stride;
   }
 
   __device__ void finish(bool has_any) {
@@ -589,10 +563,6 @@ class attention_block {
   int ahead_ = 0;
   page_entry next_;
   int use_ = 0;  // of the slots
-  // What join_chunk comes to next.
-  int joined_chunk_ = 0;
-  int joined_block_ = 0;
-  int summed_ = 0;  // chunks in the section
 };
 
 }  // namespace detail

@@ -16,7 +16,6 @@ namespace detail {
 inline constexpr int groups_per_chunk = 8;
 inline constexpr int chunks_per_section = 4;
 inline constexpr int exact_chunk = 128;  // tokens
-inline constexpr int rows_per_block = 8;
 
 struct attention_parameters {
   attention_arguments arguments;
@@ -24,12 +23,9 @@ struct attention_parameters {
   float out_scale;  // of the rotation back
   soft_cap cap;     // in units of log 2
   int window;       // tokens that a row sees; all: more than there can be
-  int row_blocks;   // of rows_per_block rows
-  int rows;         // in a block: what was made room for
-  int run;          // chunks that a block takes
-  int partial;      // chunks that are summed up before they are stored
-  int partials;     // of one sequence, at most
-  int splits;
+  int block_rows;   // rows of queries in a block of threads, 4 or 8
+  int splits;       // blocks of threads that a sequence is cut into
+  int partials;     // sums that one sequence stores, at most
   std::uint32_t page_bytes;
   int lag;  // by how many steps parts are joined later: 1 where there is room for those of two
   // Offsets into shared memory, in bytes.
@@ -46,6 +42,23 @@ KVARN_INLINE constexpr int chunks_of(int sink, int pages, int tail) {
   return blocks_of(sink, exact_chunk) + blocks_of(pages, groups_per_chunk) +
          blocks_of(tail, exact_chunk);
 }
+
+// How a sequence is cut. It follows from the tokens that it has when the kernel runs, not from the
+// bounds of the call.
+struct sequence_cut {
+  int run;      // chunks that a block of threads takes
+  int partial;  // chunks that are summed up before they are stored
+
+  // Runs of sections where rounding up to them adds at most a third.
+  KVARN_INLINE static constexpr sequence_cut of(int chunks, int splits) {
+    const int run = blocks_of(chunks, splits);
+    const int whole = chunks_per_section * blocks_of(run, chunks_per_section);
+    if (splits == 1 || (run >= chunks_per_section && 3 * whole <= 4 * run))
+      return {whole, chunks_per_section};
+    return {run, 1};
+  }
+  static constexpr int longest_fine_run = 5;  // above 3, of those that `of` does not round
+};
 
 // Sizes that follow from the format alone.
 template <cache_format Format>
@@ -127,6 +140,12 @@ __device__ inline softmax_state joined(const softmax_state& a, const softmax_sta
   return {maximum, std::fma(a.sum, first, b.sum * second)};
 }
 
+// What a warp joins next.
+struct place_of_join {
+  int chunk;
+  int summed;  // chunks in the section
+};
+
 // What a block of threads is to do. Every warp has a copy in shared memory: there are no registers
 // for numbers that are seldom used.
 struct block_work {
@@ -135,11 +154,14 @@ struct block_work {
   const page_entry* pages;
   int spread;  // how many tokens more the last row sees
   int rows;
-  int padded;  // rows, rounded up to those that go through a tile together
-  int end;     // of the chunks
+  int end;      // of the chunks
+  int partial;  // of sequence_cut
+  place_of_join join;
   int first_group;
   int end_group;
-  int whole;  // times eight chunks from first_whole on, of which a warp takes whole ones
+  int sink_chunks;
+  int first_tail;  // chunk
+  int whole;       // times eight chunks from first_whole on, of which a warp takes whole ones
   int first_whole;
 };
 
