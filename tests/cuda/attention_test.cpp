@@ -55,6 +55,7 @@ struct options {
   bool rotate_output = true;
   float query_size = 2.0f;
   int splits = 0;
+  int bounds = 1;  // how many times what there is the call's bounds are
 };
 
 // What one sequence has: exact rows as FP32, records, queries.
@@ -278,6 +279,9 @@ std::vector<result> on_device(int format_index, const std::vector<sequence_data>
     a.max_sink = std::max(a.max_sink, s.shape.sink);
     a.max_tail = std::max(a.max_tail, s.shape.tail);
   }
+  a.max_pages *= o.bounds;
+  a.max_sink *= o.bounds;
+  a.max_tail *= o.bounds;
   const device_array<std::byte> device_pages(pages);
   const device_array<cuda::attention_sequence> device_list(list);
   const device_array<float> logits(sink_logits_of(o));
@@ -449,6 +453,11 @@ TEST(CudaAttention, BitsDoNotDependOnSplitsOrBatch) {
           EXPECT_TRUE(same_bits(whole[i], cut[i])) << splits << " splits, sequence " << i;
       }
       o.splits = 0;
+      o.bounds = 20;
+      const auto loose = on_device<float>(f, sequences, o);
+      for (std::size_t i = 0; i < sequences.size(); ++i)
+        EXPECT_TRUE(same_bits(whole[i], loose[i])) << "loose bounds, sequence " << i;
+      o.bounds = 1;
       for (std::size_t i = 0; i < sequences.size(); ++i) {
         std::vector<sequence_data> alone;
         alone.push_back(sequences[i]);

@@ -98,14 +98,15 @@ attention_plan plan_attention(const attention_arguments& a) {
   p.page_bytes = static_cast<std::uint32_t>(Format.page_bytes(a.kv_heads));
   const int rows = a.max_tokens * a.heads;
   p.block_rows = rows > 4 ? 4 * Policy.row_blocks : 4;
-  const int chunks = (std::max)(chunks_of(a.max_sink, a.max_pages, a.max_tail), 1);
+  const int chunks =
+      (std::max)(sequence_chunks::of(a.max_sink, a.max_pages, a.max_tail).count(), 1);
   const int heads = a.count * a.kv_heads * blocks_of(rows, p.block_rows);
   int splits = a.splits;
   if (splits <= 0)
     splits = (std::max)(1, Policy.blocks_per_sm * device_attribute(cudaDevAttrMultiProcessorCount) /
                                (std::max)(heads, 1));
   p.splits = (std::min)(splits, chunks);
-  p.partials = (std::max)((std::min)(chunks, sequence_cut::longest_fine_run * p.splits),
+  p.partials = (std::max)((std::min)(chunks, sequence_chunks::longest_uneven_run * p.splits),
                           blocks_of(chunks, chunks_per_section));
   if (p.splits > 1)
     plan.workspace_bytes = sizeof(float) * static_cast<std::size_t>(heads) *

@@ -40,30 +40,30 @@ class attention_block {
   __device__ void run() {
     const int heads = p_.arguments.heads;
     const int rows = min(sequence_.tokens * heads - first_row_, block_rows);
-    const int sink_chunks = blocks_of(sequence_.sink.count, exact_chunk);
-    const int sealed_chunks = blocks_of(sequence_.page_count, groups_per_chunk);
-    const int chunks = chunks_of(sequence_.sink.count, sequence_.page_count, sequence_.tail.count);
-    const sequence_cut cut = sequence_cut::of(chunks, p_.splits);
-    const int first = static_cast<int>(blockIdx.x) * cut.run;
-    const int end = min(first + cut.run, chunks);
-    if (rows <= 0 || (first >= end && blockIdx.x > 0)) return;
+    const auto chunks =
+        sequence_chunks::of(sequence_.sink.count, sequence_.page_count, sequence_.tail.count);
+    const int run = chunks.run(p_.splits);
+    const int first = chunks.first(static_cast<int>(blockIdx.x), p_.splits, run);
+    const int end = chunks.first(static_cast<int>(blockIdx.x) + 1, p_.splits, run);
+    if (rows <= 0 || (first >= end && p_.splits > 1)) return;
     if (lane_index() == 0) {
-      const int first_sealed = max(first - sink_chunks, 0);
-      const int end_sealed = min(max(end - sink_chunks, 0), sealed_chunks);
+      const int first_sealed = max(first - chunks.sink, 0);
+      const int end_sealed = min(max(end - chunks.sink, 0), chunks.sealed);
       work_.first_end = sequence_.position + first_row_ / heads + 1;
       work_.spread = (first_row_ + rows - 1) / heads - first_row_ / heads;
       work_.base = p_.arguments.pages + Format.key_offset(kv_head_);
       work_.pages = sequence_.pages;
       work_.rows = rows;
+      work_.next = first;
       work_.end = end;
-      work_.partial = cut.partial;
+      work_.partial = chunks.partial(run);
       work_.join = {first, 0};
       work_.first_group = groups_per_chunk * first_sealed;
       work_.end_group = min(groups_per_chunk * end_sealed, sequence_.page_count);
-      work_.sink_chunks = sink_chunks;
-      work_.first_tail = sink_chunks + sealed_chunks;
+      work_.sink_chunks = chunks.sink;
+      work_.first_tail = chunks.sink + chunks.sealed;
       work_.whole = max(end_sealed - first_sealed, 0) / groups_per_chunk;
-      work_.first_whole = sink_chunks + first_sealed;
+      work_.first_whole = chunks.sink + first_sealed;
     }
     __syncwarp();
     next_ = entry(0);
@@ -85,41 +85,7 @@ class attention_block {
     prefetch_exact(next_exact(first));
     prepare_queries();
 
-    int chunk = first;
-    bool is_over = false;
-    for (int step = 0; !is_over; step += Blocks) {
-      is_over = chunk >= end;  // then only the joining of what was before is left
-      float sum[Blocks][lane_sums];
-      softmax_state state[Blocks];
-      bool is_sealed = false;
-      if (!is_over) {
-        is_sealed = chunk >= work_.sink_chunks && chunk < work_.first_tail;
-        const int groups = is_whole(chunk) ? groups_per_chunk : 1;
-#pragma unroll 1
-        for (int leaf = warp_; leaf < groups_per_chunk; leaf += Warps) {
-#pragma unroll
-          for (int b = 0; b < Blocks; ++b) {
-            state[b] = {nothing_seen, 0.0f};
-#pragma unroll
-            for (float& x : sum[b]) x = 0.0f;
-          }
-          if (is_sealed)
-            attend_groups(groups, state, sum);
-          else
-            attend_exact(chunk, leaf, state, sum);
-          if constexpr (Blocks == 1) leave_sums(step, leaf, state[0], sum[0], is_sealed);
-        }
-        chunk += groups;
-      }
-#pragma unroll
-      for (int b = 0; b < Blocks; ++b) {
-        if (!is_over) {
-          if constexpr (Blocks > 1) leave_sums(step + b, warp_, state[b], sum[b], is_sealed);
-          shared_barrier(&barriers_.ready[(step + b) & p_.lag]).arrive();
-        }
-        const int joined = step + b - p_.lag;
-        if (joined >= 0 && joined < step + (is_over ? 0 : Blocks)) join_parts(joined);
-      }
+    for (int step = 0; attend_step(step); step += Blocks) {
     }
     if (p_.splits == 1) finish(first < end);
   }
@@ -264,8 +230,49 @@ class attention_block {
   __device__ void wait_for_parts(int step) const {
     if (step > p_.lag) shared_barrier(&barriers_.free[step & p_.lag]).wait((step >> p_.lag) - 1);
   }
+  __device__ bool is_sealed(int chunk) const {
+    return chunk >= work_.sink_chunks && chunk < work_.first_tail;
+  }
+  // Whether each warp takes one of this chunk and the next seven.
   __device__ bool is_whole(int chunk) const {
     return chunk >= work_.first_whole && chunk < work_.first_whole + 8 * work_.whole;
+  }
+
+  // A chunk, or eight, of all rows. False where there is none; then joins the last one.
+  __device__ bool attend_step(int step) {
+    float sum[Blocks][lane_sums];
+    softmax_state state[Blocks];
+    if (work_.next < work_.end) {
+      const int groups = is_whole(work_.next) ? groups_per_chunk : 1;
+#pragma unroll 1
+      for (int leaf = warp_; leaf < groups_per_chunk; leaf += Warps) {
+#pragma unroll
+        for (int b = 0; b < Blocks; ++b) {
+          state[b] = {nothing_seen, 0.0f};
+#pragma unroll
+          for (float& x : sum[b]) x = 0.0f;
+        }
+        if (is_sealed(work_.next))
+          attend_groups(groups, state, sum);
+        else
+          attend_exact(work_.next, leaf, state, sum);
+        if constexpr (Blocks == 1) leave_sums(step, leaf, state, sum, 0);
+      }
+    }
+#pragma unroll 1
+    for (int b = 0; b < Blocks; ++b) {
+      if (work_.next < work_.end) {
+        if constexpr (Blocks > 1) leave_sums(step + b, warp_, state, sum, b);
+        shared_barrier(&barriers_.ready[(step + b) & p_.lag]).arrive();
+      }
+      const int joined = step + b - p_.lag;
+      if (joined >= 0 && joined < step + (work_.next < work_.end ? Blocks : 0)) join_parts(joined);
+    }
+    const int chunk = work_.next;
+    __syncwarp();
+    if (lane_index() == 0) work_.next = chunk + (is_whole(chunk) ? groups_per_chunk : 1);
+    __syncwarp();
+    return chunk < work_.end;
   }
 
   // The next `count` groups of this warp, added to what it has.
@@ -392,27 +399,28 @@ class attention_block {
       ask(rows.values, a.value_strides, layout::value_dim);
     }
   }
-  __device__ int next_exact(int chunk) const {
-    return chunk >= work_.sink_chunks && chunk < work_.first_tail ? work_.first_tail : chunk;
-  }
+  __device__ int next_exact(int chunk) const { return is_sealed(chunk) ? work_.first_tail : chunk; }
 
-  // Leaves the sums of one leaf, which a lane has of its row.
-  __device__ void leave_sums(int step, int leaf, const softmax_state& state,
-                             const float (&sum)[lane_sums], bool is_sealed) const {
+  // Leaves the sums of one leaf that a lane has of its row in four rows.
+  __device__ void leave_sums(int step, int leaf, const softmax_state (&state)[Blocks],
+                             const float (&sum)[Blocks][lane_sums], int block) const {
     wait_for_parts(step);
+    // Of both blocks at hand: an array that is indexed at run time would be put into memory.
+    const auto value = [&](int k) { return block == 0 ? sum[0][k] : sum[Blocks - 1][k]; };
     float* const out = part(step, leaf, lane_index() & 3);
-    if (is_sealed) {
+    if (is_sealed(work_.next)) {
       const int channel = lane_index() >> 2;
 #pragma unroll
-      for (int k = 0; k < channels; ++k) out[channel + 8 * k] = sum[k];
+      for (int k = 0; k < channels; ++k) out[channel + 8 * k] = value(k);
     } else {
       const int channel = exact_channel();
 #pragma unroll
       for (int k = 0; k < exact_sums<layout::value_dim>; ++k)
         if (layout::value_dim % 32 == 0 || channel + exact_offset(k) < layout::value_dim)
-          out[channel + exact_offset(k)] = sum[k];
+          out[channel + exact_offset(k)] = value(k);
     }
-    if (lane_index() < 4) part_state(step, leaf, lane_index()) = state;
+    if (lane_index() < 4)
+      part_state(step, leaf, lane_index()) = block == 0 ? state[0] : state[Blocks - 1];
   }
 
   // Sums so far of what a warp joins: part of the channels of one row of every four. No other warp
@@ -426,99 +434,118 @@ class attention_block {
         shared_ + p_.states)[(level * Blocks + (row >> 2)) * Warps + warp];
   }
 
-  // Joins what the warps of a step have left.
-  __device__ void join_parts(int step) {
+  // Joins what the warps of a step have left to the section that is under way. A warp has part of
+  // one row of every four, a lane these pairs of its channels.
+  static constexpr int lane_pairs = blocks_of(layout::value_dim / 2, 32 * warps_per_row);
+  template <class F>
+  __device__ void for_pairs(F f) const {
+#pragma unroll
+    for (int k = 0; k < lane_pairs; ++k) {
+      const int pair = lane_index() + 32 * (warp_ % warps_per_row + warps_per_row * k);
+      if (layout::value_dim % (64 * warps_per_row) == 0 || pair < layout::value_dim / 2) f(k, pair);
+    }
+  }
+  __device__ void join_parts(int step) const {
     shared_barrier(&barriers_.ready[step & p_.lag]).wait(step >> p_.lag);
+    const int block = 4 * (step % Blocks);
     const int row = warp_ / warps_per_row;
+    place_of_join next = work_.join;
+    softmax_state section;
+    float2 sum[lane_pairs];
+    if (next.summed > 0) {
+      section = sum_state(0, block, warp_);
+      for_pairs([&](int k, int pair) { sum[k] = sums(0, block + row)[pair]; });
+    }
     // A lane has one leaf.
     const softmax_state mine = part_state(step, lane_index() & 7, row);
-    place_of_join next = work_.join;
-    const bool whole = is_whole(next.chunk);
-    softmax_state all{__reduce_max_sync(all_lanes, mine.maximum), 0.0f};
-    const float my_factor = power(mine.maximum - all.maximum);
-    float factor[groups_per_chunk];
-#pragma unroll
-    for (int leaf = 0; leaf < groups_per_chunk; ++leaf) {
-      factor[leaf] = __shfl_sync(all_lanes, my_factor, leaf);
-      all.sum = std::fma(__shfl_sync(all_lanes, mine.sum, leaf), factor[leaf], all.sum);
-    }
+    const auto leaf_values = [&](int leaf) {
+      return reinterpret_cast<const float2*>(part(step, leaf, row));
+    };
+    const int chunks = is_whole(next.chunk) ? groups_per_chunk : 1;
 #pragma unroll 1
-    for (int chunk = 0; chunk < (whole ? groups_per_chunk : 1); ++chunk) {
-      if (whole)
-        all = {__shfl_sync(all_lanes, mine.maximum, chunk),
-               __shfl_sync(all_lanes, mine.sum, chunk)};
-      join_chunk(next, all, 4 * (step % Blocks), row, [&](int pair) {
-        const auto value_of = [&](int leaf) {
-          return reinterpret_cast<const float2*>(part(step, leaf, row))[pair];
-        };
-        if (whole) return value_of(chunk);
-        float2 value = make_float2(0.0f, 0.0f);
+    for (int i = 0; i < chunks; ++i) {
+      softmax_state state{mine.maximum, mine.sum};
+      float2 value[lane_pairs];
+      if (chunks > 1) {
+        state = {__shfl_sync(all_lanes, mine.maximum, i), __shfl_sync(all_lanes, mine.sum, i)};
+        for_pairs([&](int k, int pair) { value[k] = leaf_values(i)[pair]; });
+      } else {
+        state = {__reduce_max_sync(all_lanes, mine.maximum), 0.0f};
+        const float my_factor = power(mine.maximum - state.maximum);
+        for_pairs([&](int k, int) { value[k] = make_float2(0.0f, 0.0f); });
 #pragma unroll
         for (int leaf = 0; leaf < groups_per_chunk; ++leaf) {
-          const float2 x = value_of(leaf);
-          value.x = std::fma(x.x, factor[leaf], value.x);
-          value.y = std::fma(x.y, factor[leaf], value.y);
+          const float factor = __shfl_sync(all_lanes, my_factor, leaf);
+          state.sum = std::fma(__shfl_sync(all_lanes, mine.sum, leaf), factor, state.sum);
+          for_pairs([&](int k, int pair) {
+            const float2 x = leaf_values(leaf)[pair];
+            value[k].x = std::fma(x.x, factor, value[k].x);
+            value[k].y = std::fma(x.y, factor, value[k].y);
+          });
         }
-        return value;
-      });
+      }
+      join_sums(next.summed > 0, section, sum, state, value);
+      ++next.chunk;
+      ++next.summed;
+      if (next.summed == work_.partial || next.chunk == work_.end) {
+        end_section(next.chunk - 1, block + row, section, sum);
+        next.summed = 0;
+      }
     }
     shared_barrier(&barriers_.free[step & p_.lag]).arrive();
-    // The next four rows begin with the same.
-    if (step % Blocks == Blocks - 1 && lane_index() == 0) work_.join = next;
+    if (next.summed > 0) for_pairs([&](int k, int pair) { sums(0, block + row)[pair] = sum[k]; });
+    __syncwarp();
+    if (lane_index() == 0) {
+      if (next.summed > 0) sum_state(0, block, warp_) = section;
+      if (step % Blocks == Blocks - 1) work_.join = next;  // else the next four rows begin with it
+    }
     __syncwarp();
   }
 
-  // Joins row `row` of four rows of a chunk to its section; where that (or, with the sequence cut
-  // finely, the chunk) ends, stores it or joins it to the total.
-  template <class Value>
-  __device__ void join_chunk(place_of_join& place, softmax_state state, int block, int row,
-                             Value value_of) const {
-    const int partial = work_.partial;
-    const bool joins_section = place.summed > 0;
-    const bool ends = place.summed + 1 == partial || place.chunk + 1 == work_.end;
-    const bool is_stored = ends && p_.splits > 1;
-    const bool joins_total = ends && p_.splits == 1 && place.chunk >= partial;
-    float before = 0.0f;
-    float now = 1.0f;
-    if (joins_section) state = joined(sum_state(0, block, warp_), state, before, now);
-    float total = 0.0f;
-    float added = 1.0f;
-    if (joins_total) state = joined(sum_state(1, block, warp_), state, total, added);
+  // Adds a state and sums to what is there, if anything is.
+  __device__ static void join_sums(bool has_any, softmax_state& state, float2 (&sum)[lane_pairs],
+                                   const softmax_state& other, const float2 (&value)[lane_pairs]) {
+    if (!has_any) {
+      state = other;
+#pragma unroll
+      for (int k = 0; k < lane_pairs; ++k) sum[k] = value[k];
+      return;
+    }
+    float before;
+    float now;
+    state = joined(state, other, before, now);
+#pragma unroll
+    for (int k = 0; k < lane_pairs; ++k) {
+      sum[k].x = std::fma(sum[k].x, before, value[k].x * now);
+      sum[k].y = std::fma(sum[k].y, before, value[k].y * now);
+    }
+  }
 
-    float2* const section_sums = sums(0, block + row);
-    float2* const total_sums = sums(1, block + row);
-    float* const stored =
-        is_stored
-            ? stored_row(partial == 1 ? place.chunk : place.chunk / chunks_per_section, block + row)
-            : nullptr;
-    for (int pair = lane_index() + 32 * (warp_ % warps_per_row); pair < layout::value_dim / 2;
-         pair += 32 * warps_per_row) {
-      float2 value = value_of(pair);
-      if (joins_section) {
-        const float2 x = section_sums[pair];
-        value.x = std::fma(x.x, before, value.x * now);
-        value.y = std::fma(x.y, before, value.y * now);
-      }
-      if (joins_total) {
-        const float2 x = total_sums[pair];
-        value.x = std::fma(x.x, total, value.x * added);
-        value.y = std::fma(x.y, total, value.y * added);
-      }
-      if (!is_stored)
-        (ends ? total_sums : section_sums)[pair] = value;
-      else if (block + row < work_.rows)
-        reinterpret_cast<float2*>(stored)[pair] = value;
+  // The sum of a section (or, with the sequence cut finely, of a chunk) that ends with `chunk`:
+  // stores it, or joins it to the total.
+  __device__ void end_section(int chunk, int row, const softmax_state& state,
+                              const float2 (&sum)[lane_pairs]) const {
+    const int partial = work_.partial;
+    if (p_.splits > 1) {
+      if (row >= work_.rows) return;
+      float* const out = stored_row(partial == 1 ? chunk : chunk / chunks_per_section, row);
+      for_pairs([&](int k, int pair) { reinterpret_cast<float2*>(out)[pair] = sum[k]; });
+      if (lane_index() == 0 && warp_ % warps_per_row == 0)
+        *reinterpret_cast<softmax_state*>(out + layout::value_dim) = state;
+      return;
     }
-    __syncwarp();
-    if (lane_index() == 0) {
-      if (!is_stored)
-        sum_state(ends ? 1 : 0, block, warp_) = state;
-      else if (block + row < work_.rows && warp_ % warps_per_row == 0)
-        *reinterpret_cast<softmax_state*>(stored + layout::value_dim) = state;
+    softmax_state total;
+    float2 total_sum[lane_pairs];
+    const bool has_any = chunk >= partial;
+    if (has_any) {
+      total = sum_state(1, row, warp_);
+      for_pairs([&](int k, int pair) { total_sum[k] = sums(1, row)[pair]; });
     }
+    join_sums(has_any, total, total_sum, state, sum);
+    for_pairs([&](int k, int pair) { sums(1, row)[pair] = total_sum[k]; });
     __syncwarp();
-    ++place.chunk;
-    place.summed = ends ? 0 : place.summed + 1;
+    if (lane_index() == 0) sum_state(1, row, warp_) = total;
+    __syncwarp();
   }
 
   // Where a row of a partial sum is kept for the combining kernel.

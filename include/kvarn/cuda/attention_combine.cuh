@@ -26,9 +26,9 @@ KVARN_KERNEL void __launch_bounds__(combine_threads)
   const int row =
       static_cast<int>(blockIdx.x) + static_cast<int>(blockIdx.y) / a.kv_heads * p.block_rows;
   if (row >= s.tokens * a.heads) return;
-  const int chunks = chunks_of(s.sink.count, s.page_count, s.tail.count);
-  const int partial = sequence_cut::of(chunks, p.splits).partial;
-  const int partials = blocks_of(chunks, partial);
+  const auto chunks = sequence_chunks::of(s.sink.count, s.page_count, s.tail.count);
+  const int partial = chunks.partial(chunks.run(p.splits));
+  const int partials = blocks_of(chunks.count(), partial);
   const int per_section = chunks_per_section / partial;
   constexpr int stride = layout::stored_stride;
   const float* const stored =

@@ -37,27 +37,46 @@ struct attention_parameters {
 
 KVARN_INLINE constexpr int blocks_of(int count, int size) { return (count + size - 1) / size; }
 
-// Chunks of one sequence: sink, sealed groups, tail.
-KVARN_INLINE constexpr int chunks_of(int sink, int pages, int tail) {
-  return blocks_of(sink, exact_chunk) + blocks_of(pages, groups_per_chunk) +
-         blocks_of(tail, exact_chunk);
-}
+// The chunks of one sequence, and how blocks of threads share them: by the tokens that it has when
+// the kernel runs, not by the bounds of the call.
+struct sequence_chunks {
+  int sink;
+  int sealed;
+  int tail;
 
-// How a sequence is cut. It follows from the tokens that it has when the kernel runs, not from the
-// bounds of the call.
-struct sequence_cut {
-  int run;      // chunks that a block of threads takes
-  int partial;  // chunks that are summed up before they are stored
-
-  // Runs of sections where rounding up to them adds at most a third.
-  KVARN_INLINE static constexpr sequence_cut of(int chunks, int splits) {
-    const int run = blocks_of(chunks, splits);
-    const int whole = chunks_per_section * blocks_of(run, chunks_per_section);
-    if (splits == 1 || (run >= chunks_per_section && 3 * whole <= 4 * run))
-      return {whole, chunks_per_section};
-    return {run, 1};
+  // Of counts of tokens, and of pages.
+  KVARN_INLINE static constexpr sequence_chunks of(int sink, int pages, int tail) {
+    return {blocks_of(sink, exact_chunk), blocks_of(pages, groups_per_chunk),
+            blocks_of(tail, exact_chunk)};
   }
-  static constexpr int longest_fine_run = 5;  // above 3, of those that `of` does not round
+  KVARN_INLINE constexpr int count() const { return sink + sealed + tail; }
+
+  // How many each of `splits` blocks takes, whole sections; 0: where that would give some more than
+  // an eighth too many, each takes about the same time.
+  KVARN_INLINE constexpr int run(int splits) const {
+    const int even = quotient(count() + splits - 1, splits);
+    const int whole = chunks_per_section * blocks_of(even, chunks_per_section);
+    return splits == 1 || (even >= chunks_per_section && 8 * whole <= 9 * even) ? whole : 0;
+  }
+  static constexpr int longest_uneven_run = 21;  // about, of blocks with run 0
+  // How many are summed up before they are stored.
+  KVARN_INLINE static constexpr int partial(int run) { return run > 0 ? chunks_per_section : 1; }
+
+  // The first chunk of block `block` of `splits`; that of `splits` is the end. Exact chunks take
+  // about a quarter of the time of sealed ones.
+  KVARN_INLINE constexpr int first(int block, int splits, int run) const {
+    const auto within = [](int i, int last) { return i < 0 ? 0 : i > last ? last : i; };
+    if (run > 0) return within(block * run, count());
+    // Chunks whose middle is in front of this, in halves of the time of an exact one.
+    const int time = quotient(block * (2 * sink + 8 * sealed + 2 * tail), splits);
+    return within(time / 2, sink) + within((time - 2 * sink + 3) / 8, sealed) +
+           within((time - 2 * sink - 8 * sealed) / 2, tail);
+  }
+
+ private:
+  KVARN_INLINE static constexpr int quotient(int a, int b) {
+    return static_cast<int>(static_cast<unsigned>(a) / static_cast<unsigned>(b));
+  }
 };
 
 // Sizes that follow from the format alone.
@@ -154,8 +173,9 @@ struct block_work {
   const page_entry* pages;
   int spread;  // how many tokens more the last row sees
   int rows;
+  int next;     // chunk that is attended to
   int end;      // of the chunks
-  int partial;  // of sequence_cut
+  int partial;  // chunks that are summed up before they are stored
   place_of_join join;
   int first_group;
   int end_group;
