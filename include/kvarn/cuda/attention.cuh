@@ -3,8 +3,8 @@
 //
 // The work of a sequence and KV head is cut into chunks: the sink in blocks of 128 tokens, the
 // sealed groups eight at a time, the tail in blocks of 128. A block of threads takes a run of
-// chunks; its warps take the eight groups (or 16 tokens of an exact block) of a chunk, called its
-// leaves. Sums are bracketed as
+// chunks, found from what the sequence has when the kernel runs; its warps take the eight groups
+// (or 16 tokens of an exact block) of a chunk, called its leaves. Sums are bracketed as
 //
 //   (leaf + ... + leaf) per chunk, (chunk + ... + chunk) per section of four chunks, then sections
 //
@@ -19,7 +19,8 @@
 // relative to the largest step; a column of the multiplication is the low or the high byte of one
 // row's operand, so that 4 rows (query heads, query tokens) fill its 8 columns and both parts of a
 // result come to one thread. The masks 0x03 and 0x0c take codes out of a word without a shift; the
-// factor 4 of the latter is taken from the operand.
+// factor 4 of the latter is taken from the operand. Exact tokens run on tensor cores for FP16 or
+// BF16, with operands in two parts in the same way.
 #pragma once
 
 #include <algorithm>

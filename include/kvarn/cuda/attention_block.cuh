@@ -77,16 +77,14 @@ class attention_block {
         }
       shared_barrier::fence_init();
     }
-    prefetch_queries();
-    __syncwarp();
+    prefetch_exact(next_exact(first));
+    // In front of the records, behind which queries would wait, and all warps for each other.
+    prepare_queries();
     advance();
     start_keys();
     start_values();
-    prefetch_exact(next_exact(first));
-    prepare_queries();
-
-    for (int step = 0; attend_step(step); step += Blocks) {
-    }
+    int step = 0;
+    while (attend_step(step)) step += Blocks;
     if (p_.splits == 1) finish(first < end);
   }
 
@@ -94,9 +92,8 @@ class attention_block {
   using layout = attention_layout<Format>;
   static constexpr int threads = 32 * Warps;
   static constexpr int block_rows = 4 * Blocks;
-  static constexpr int channels = layout::value_dim / 8;  // of a lane, of sealed groups
-  static constexpr int lane_sums = (std::max)(channels, exact_sums<layout::value_dim>);
-  static constexpr int warps_per_row = Warps / 4;  // when parts are joined
+  static constexpr int channels = layout::value_dim / 8;  // of a lane
+  static constexpr int warps_per_row = Warps / 4;         // when parts are joined
 
   // Entry n of those this warp takes: 64 / Warps of every eight chunks that are taken whole, then
   // one (or two) of every chunk.
@@ -143,30 +140,12 @@ class attention_block {
   __device__ float* query(int row) const {
     return reinterpret_cast<float*>(shared_ + p_.query) + row * layout::query_stride;
   }
-  // What scores with the query in shared memory are multiplied by.
-  __device__ float& query_unit(int row) const { return query(row)[layout::padded_key_dim]; }
-  // How many tokens the row's query is behind the first row's.
-  __device__ int& query_offset(int row) const {
-    return *reinterpret_cast<int*>(query(row) + layout::padded_key_dim + 1);
+  __device__ int query_offset(int row) const {
+    return __float_as_int(query(row)[layout::query_offset]);
   }
   // Head vectors at the beginning and at the end, where there are no parts.
   __device__ token_buffer<0> vectors(int dim) const {
     return {reinterpret_cast<float*>(shared_ + p_.parts), block_rows, dim};
-  }
-
-  // Asks for the queries in front of the records, behind which they would wait.
-  __device__ void prefetch_queries() const {
-    const attention_arguments& a = p_.arguments;
-    const int row = first_row_ + static_cast<int>(threadIdx.x) / 8;
-    const int bytes = element_bytes(a.query_type);
-    const int channel = 128 / bytes * (static_cast<int>(threadIdx.x) % 8);
-    if (row >= first_row_ + work_.rows || channel >= layout::key_dim) return;
-    const std::int64_t place =
-        row / a.heads * a.query_strides.token +
-        (std::int64_t{kv_head_} * a.heads + row % a.heads) * a.query_strides.head +
-        channel * a.query_strides.channel;
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const std::byte*>(sequence_.queries) +
-                                                  place * bytes));
   }
 
   // Rotates the queries and puts them into shared memory with magnitudes of at most 2^15.
@@ -200,18 +179,12 @@ class attention_block {
       for (int j = 0; j < layout::padded_key_dim / 16; ++j)
         query(row)[l + 16 * j] = j < steps ? v[j < steps ? j : 0] * inverse : 0.0f;
       if (l == 0) {
-        query_unit(row) = largest * 0x1p-15f * p_.scale;
-        query_offset(row) = (first_row_ + row) / a.heads - first_row_ / a.heads;
+        query(row)[layout::query_unit] = largest * 0x1p-15f * p_.scale;
+        query(row)[layout::query_offset] =
+            __int_as_float((first_row_ + row) / a.heads - first_row_ / a.heads);
       }
     }
     __syncthreads();
-  }
-
-  // Whether the row sees token `token` of tokens that begin `ahead` in front of what the first row
-  // sees.
-  __device__ bool sees(int row, int ahead, int token) const {
-    const int behind = ahead + query_offset(row) - token;  // 1 for the row's own token
-    return behind > 0 && behind <= p_.window;
   }
 
   // The results of one step (4 rows with one chunk): leaf by leaf the values of each row, then the
@@ -240,33 +213,40 @@ class attention_block {
 
   // A chunk, or eight, of all rows. False where there is none; then joins the last one.
   __device__ bool attend_step(int step) {
-    float sum[Blocks][lane_sums];
+    float sum[Blocks][channels];
     softmax_state state[Blocks];
     if (work_.next < work_.end) {
       const int groups = is_whole(work_.next) ? groups_per_chunk : 1;
 #pragma unroll 1
       for (int leaf = warp_; leaf < groups_per_chunk; leaf += Warps) {
+        if (is_sealed(work_.next)) {
 #pragma unroll
-        for (int b = 0; b < Blocks; ++b) {
-          state[b] = {nothing_seen, 0.0f};
+          for (int b = 0; b < Blocks; ++b) {
+            state[b] = {nothing_seen, 0.0f};
 #pragma unroll
-          for (float& x : sum[b]) x = 0.0f;
-        }
-        if (is_sealed(work_.next))
+            for (float& x : sum[b]) x = 0.0f;
+          }
           attend_groups(groups, state, sum);
-        else
-          attend_exact(work_.next, leaf, state, sum);
-        if constexpr (Blocks == 1) leave_sums(step, leaf, state, sum, 0);
+          if constexpr (Blocks == 1) leave_sums(step, leaf, state, sum, 0);
+        } else if (Blocks == 1) {
+          leave_exact(step, leaf, 0);
+        }
       }
     }
 #pragma unroll 1
     for (int b = 0; b < Blocks; ++b) {
-      if (work_.next < work_.end) {
-        if constexpr (Blocks > 1) leave_sums(step + b, warp_, state, sum, b);
+      const bool has_chunk = work_.next < work_.end;
+      if (has_chunk) {
+        if constexpr (Blocks > 1) {
+          if (is_sealed(work_.next))
+            leave_sums(step + b, warp_, state, sum, b);
+          else
+            leave_exact(step + b, warp_, b);
+        }
         shared_barrier(&barriers_.ready[(step + b) & p_.lag]).arrive();
       }
       const int joined = step + b - p_.lag;
-      if (joined >= 0 && joined < step + (work_.next < work_.end ? Blocks : 0)) join_parts(joined);
+      if (joined >= 0 && joined < step + (has_chunk ? Blocks : 0)) join_parts(joined);
     }
     const int chunk = work_.next;
     __syncwarp();
@@ -277,7 +257,7 @@ class attention_block {
 
   // The next `count` groups of this warp, added to what it has.
   __device__ void attend_groups(int count, softmax_state (&state)[Blocks],
-                                float (&sum)[Blocks][lane_sums]) {
+                                float (&sum)[Blocks][channels]) {
 #pragma unroll 1
     for (int group = 0; group < count; ++group) {
       if (loaded_.count > 0) {
@@ -291,7 +271,7 @@ class attention_block {
   }
 
   // The loaded group. The next takes its place.
-  __device__ void attend_group(softmax_state (&state)[Blocks], float (&sum)[Blocks][lane_sums]) {
+  __device__ void attend_group(softmax_state (&state)[Blocks], float (&sum)[Blocks][channels]) {
     const std::byte* const keys = shared_ + warp_ * layout::slot_bytes;
     const int row = lane_index() & 3;
     const int count = loaded_.count;
@@ -302,7 +282,7 @@ class attention_block {
     keys_.wait(use_);
     score_tile<Format>(
         keys, [&](int b) { return query(row + 4 * b); },
-        [&](int b) { return query_unit(row + 4 * b); }, scores);
+        [&](int b) { return query(row + 4 * b)[layout::query_unit]; }, scores);
     __syncwarp();
     advance();
     start_keys();
@@ -311,7 +291,10 @@ class attention_block {
     for (int b = 0; b < Blocks; ++b)
       softmax[b] = weigh_scores<Format>(
           scores[b], sees_all,
-          [&](int token) { return token < count && sees(row + 4 * b, ahead, token); }, p_.cap);
+          [&](int token) {
+            return token < count && sees(ahead + query_offset(row + 4 * b), token, p_.window);
+          },
+          p_.cap);
     values_.wait(use_);
     float factor[Blocks];
 #pragma unroll
@@ -331,44 +314,29 @@ class attention_block {
     ++use_;
   }
 
-  // The exact tokens of a leaf.
-  __device__ void attend_exact(int chunk, int leaf, softmax_state (&state)[Blocks],
-                               float (&sum)[Blocks][lane_sums]) const {
+  // Leaves what four rows get of the exact tokens of a leaf.
+  __device__ void leave_exact(int step, int leaf, int block) const {
+    const int chunk = work_.next;
+    if (block == 0) prefetch_exact(next_exact(chunk + 1));
     const exact_rows& rows = rows_of(chunk);
     const int first = first_token(chunk) + leaf_tokens * leaf;
     const int count = min(leaf_tokens, rows.count - first);
-    prefetch_exact(next_exact(chunk + 1));
-    if (count <= 0) return;
-    if (p_.arguments.exact_type == element_type::float16)
-      attend_leaf<element_type::float16>(rows, first, count, state, sum);
-    else if (p_.arguments.exact_type == element_type::bfloat16)
-      attend_leaf<element_type::bfloat16>(rows, first, count, state, sum);
-    else
-      attend_leaf<element_type::float32>(rows, first, count, state, sum);
+    const exact_task task{
+        exact_leaf(p_.arguments, rows, kv_head_, first, count),
+        p_.arguments.exact_type,
+        count,
+        static_cast<int>(work_.first_end - (rows.position + first)),
+        p_.window,
+        p_.cap,
+        place_of(query(4 * block)),
+        place_of(part(step, leaf, 0)),
+        place_of(&part_state(step, leaf, 0)),
+    };
+    wait_for_parts(step);
+    detail::attend_exact<Format.id()>(task);
   }
-  template <element_type Type>
-  __device__ void attend_leaf(const exact_rows& rows, int first, int count,
-                              softmax_state (&state)[Blocks],
-                              float (&sum)[Blocks][lane_sums]) const {
-    const exact_leaf tokens(p_.arguments, rows, kv_head_, first, count);
-    const int ahead = static_cast<int>(work_.first_end - (rows.position + first));
-    const int r = lane_index() >> 2;
-    float scores[Blocks][2];
-    score_exact<layout::key_dim, Type>(
-        tokens, [&](int b) { return query(4 * b + (r >> 1)); }, scores);
-#pragma unroll
-    for (int b = 0; b < Blocks; ++b) {
-      const int row = 4 * b + (lane_index() & 3);
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        float score = scores[b][k] * query_unit(row);
-        if (p_.cap.cap != 0.0f) score = p_.cap(score);
-        const int token = r + 8 * k;
-        scores[b][k] = token < count && sees(row, ahead, token) ? score : unseen;
-      }
-      state[b] = weigh_exact(scores[b]);
-    }
-    sum_exact<layout::value_dim, Type>(tokens, scores, sum);
+  __device__ int place_of(const void* pointer) const {
+    return static_cast<int>(static_cast<const std::byte*>(pointer) - shared_);
   }
 
   // Of a chunk of exact tokens: where they are, and the first of them.
@@ -403,22 +371,14 @@ class attention_block {
 
   // Leaves the sums of one leaf that a lane has of its row in four rows.
   __device__ void leave_sums(int step, int leaf, const softmax_state (&state)[Blocks],
-                             const float (&sum)[Blocks][lane_sums], int block) const {
+                             const float (&sum)[Blocks][channels], int block) const {
     wait_for_parts(step);
     // Of both blocks at hand: an array that is indexed at run time would be put into memory.
     const auto value = [&](int k) { return block == 0 ? sum[0][k] : sum[Blocks - 1][k]; };
     float* const out = part(step, leaf, lane_index() & 3);
-    if (is_sealed(work_.next)) {
-      const int channel = lane_index() >> 2;
+    const int channel = lane_index() >> 2;
 #pragma unroll
-      for (int k = 0; k < channels; ++k) out[channel + 8 * k] = value(k);
-    } else {
-      const int channel = exact_channel();
-#pragma unroll
-      for (int k = 0; k < exact_sums<layout::value_dim>; ++k)
-        if (layout::value_dim % 32 == 0 || channel + exact_offset(k) < layout::value_dim)
-          out[channel + exact_offset(k)] = value(k);
-    }
+    for (int k = 0; k < channels; ++k) out[channel + 8 * k] = value(k);
     if (lane_index() < 4)
       part_state(step, leaf, lane_index()) = block == 0 ? state[0] : state[Blocks - 1];
   }

@@ -21,6 +21,7 @@ KVARN_KERNEL void __launch_bounds__(combine_threads)
   constexpr int dim = layout::value_dim;
   extern __shared__ float4 shared[];
   const attention_arguments& a = p.arguments;
+  // The kernel in front has waited for those before it: what they wrote can be read already.
   const attention_sequence& s = a.sequences[blockIdx.z];
   const int kv_head = static_cast<int>(blockIdx.y) % a.kv_heads;
   const int row =

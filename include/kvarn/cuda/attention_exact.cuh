@@ -1,5 +1,5 @@
-// Up to 16 exact tokens against four rows of queries, or blocks of four, by one warp on tensor
-// cores for 16-bit floating point.
+// Up to 16 exact tokens against four rows of queries, by one warp on tensor cores for 16-bit
+// floating point.
 //
 // A column of a multiplication is one row's operand rounded to 16 bits, or what the rounding left,
 // so that 4 rows fill its 8 columns and both parts of a result come to one thread. Numbers of
@@ -81,19 +81,18 @@ struct eight_channels {
   }
 };
 
-// Calls use(step, low, high) with 32 channels at a time of the lane's two tokens, some of which are
-// loaded before the first is used.
-template <int Dim, element_type Type, class Use>
-__device__ inline void for_channels(const void* array, std::int64_t index, std::int64_t behind,
-                                    Use use) {
-  using channels = eight_channels<Type>;
-  constexpr int steps = blocks_of(Dim, 32);
-  constexpr int together = channels::is_wide ? 2 : 4;
-  const int channel = 8 * (lane_index() & 3);
-#pragma unroll
-  for (int start = 0; start < steps; start += together) {
-    channels low[together];
-    channels high[together];
+// Some of the 32 channels at a time that a lane has of its two tokens.
+template <int Dim, element_type Type>
+struct channel_batch {
+  static constexpr int steps = blocks_of(Dim, 32);
+  static constexpr int together = Type == element_type::float32 ? 2 : 4;
+
+  eight_channels<Type> low[together];
+  eight_channels<Type> high[together];
+
+  // Steps from `start` on. `index`: of the first token; `behind`: from there to the second.
+  __device__ void load(const void* array, std::int64_t index, std::int64_t behind, int start) {
+    const int channel = 8 * (lane_index() & 3);
 #pragma unroll
     for (int i = 0; i < together; ++i) {
       if (start + i >= steps) break;
@@ -106,49 +105,50 @@ __device__ inline void for_channels(const void* array, std::int64_t index, std::
         high[i].clear();
       }
     }
-#pragma unroll
-    for (int i = 0; i < together; ++i)
-      if (start + i < steps) use(start + i, low[i], high[i]);
   }
-}
 
-// Products of the lane's rows with tokens r and r + 8. `query(block)`: of the row in column r / 2
-// of the operand, zeros behind the head dimension.
-template <int Dim, element_type Type, int Blocks, class Query>
-__device__ inline void score_exact(const exact_leaf& tokens, Query query,
-                                   float (&scores)[Blocks][2]) {
+  // Calls use(step, low, high) with all of them; the first batch is loaded.
+  template <class Use>
+  __device__ void for_all(const void* array, std::int64_t index, std::int64_t behind, Use use) {
+#pragma unroll
+    for (int start = 0; start < steps; start += together) {
+      if (start > 0) load(array, index, behind, start);
+#pragma unroll
+      for (int i = 0; i < together; ++i)
+        if (start + i < steps) use(start + i, low[i], high[i]);
+    }
+  }
+};
+
+// Products of the lane's row with tokens r and r + 8. `query`: of the row in column r / 2 of the
+// operand, zeros behind the head dimension.
+template <int Dim, element_type Type>
+__device__ inline void score_exact(const exact_leaf& tokens, channel_batch<Dim, Type>& batch,
+                                   const float* query, float (&scores)[2]) {
   using channels = eight_channels<Type>;
   constexpr auto type = channels::part_type;
   const bool is_rest = (lane_index() & 4) != 0;
-  const int channel = 8 * (lane_index() & 3);
-  float c[Blocks][4] = {};
-  for_channels<Dim, Type>(
-      tokens.keys, tokens.key, tokens.key_behind,
-      [&](int step, const channels& low, const channels& high) {
+  const float* const place = query + 8 * (lane_index() & 3);
+  float c[4] = {};
+  batch.for_all(tokens.keys, tokens.key, tokens.key_behind,
+                [&](int step, const channels& low, const channels& high) {
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          std::uint32_t a[4][channels::parts];
-          low.words(2 * m, a[0]);
-          high.words(2 * m, a[1]);
-          low.words(2 * m + 1, a[2]);
-          high.words(2 * m + 1, a[3]);
+                  for (int m = 0; m < 2; ++m) {
+                    std::uint32_t a[4][channels::parts];
+                    low.words(2 * m, a[0]);
+                    high.words(2 * m, a[1]);
+                    low.words(2 * m + 1, a[2]);
+                    high.words(2 * m + 1, a[3]);
+                    const float4 q = *reinterpret_cast<const float4*>(place + 32 * step + 4 * m);
+                    const std::uint32_t b0 = part_of_pair(type, q.x, q.y, is_rest);
+                    const std::uint32_t b1 = part_of_pair(type, q.z, q.w, is_rest);
 #pragma unroll
-          for (int block = 0; block < Blocks; ++block) {
-            const float4 q =
-                *reinterpret_cast<const float4*>(query(block) + channel + 32 * step + 4 * m);
-            const std::uint32_t b0 = part_of_pair(type, q.x, q.y, is_rest);
-            const std::uint32_t b1 = part_of_pair(type, q.z, q.w, is_rest);
-#pragma unroll
-            for (int p = 0; p < channels::parts; ++p)
-              multiply_pairs<type>(c[block], {a[0][p], a[1][p], a[2][p], a[3][p]}, b0, b1);
-          }
-        }
-      });
-#pragma unroll
-  for (int block = 0; block < Blocks; ++block) {
-    scores[block][0] = c[block][0] + c[block][1];
-    scores[block][1] = c[block][2] + c[block][3];
-  }
+                    for (int p = 0; p < channels::parts; ++p)
+                      multiply_pairs<type>(c, {a[0][p], a[1][p], a[2][p], a[3][p]}, b0, b1);
+                  }
+                });
+  scores[0] = c[0] + c[1];
+  scores[1] = c[2] + c[3];
 }
 
 inline constexpr int exact_weight_bits = 15;  // weights are at most 2 to this
@@ -171,58 +171,105 @@ __device__ inline softmax_state weigh_exact(float (&scores)[2]) {
   return state;
 }
 
-// Of how many channels a lane gets sums, and which they are: exact_channel() + exact_offset(k).
-template <int Dim>
-inline constexpr int exact_sums = 4 * blocks_of(Dim, 32);
-__device__ inline int exact_channel() {
-  const int r = lane_index() >> 2;
-  return 8 * (r >> 1) + (r & 1);
-}
-KVARN_HOST_DEVICE constexpr int exact_offset(int k) { return 32 * (k >> 2) + 2 * (k & 3); }
-
-// Sums of weights times values, of the lane's row. Channels from Dim on get zeros.
-template <int Dim, element_type Type, int Blocks, int N>
-__device__ inline void sum_exact(const exact_leaf& tokens, const float (&weights)[Blocks][2],
-                                 float (&sums)[Blocks][N]) {
-  static_assert(N >= exact_sums<Dim>);
+// Calls put(channel, sum) with sums of weights times values, of the lane's row.
+template <int Dim, element_type Type, class Put>
+__device__ inline void sum_exact(const exact_leaf& tokens, channel_batch<Dim, Type>& batch,
+                                 const float (&weights)[2], Put put) {
   using channels = eight_channels<Type>;
   constexpr auto type = channels::part_type;
-  std::uint32_t b[Blocks][2];
+  std::uint32_t b[2];
 #pragma unroll
-  for (int block = 0; block < Blocks; ++block)
+  for (int i = 0; i < 2; ++i) {
+    const float whole = unpack_pair(type, pack_pair(type, weights[i], 0.0f)).low;
+    b[i] = transpose_matrix(pack_pair(type, weights[i], weights[i] - whole));
+  }
+  const int r = lane_index() >> 2;
+  const int first = 8 * (r >> 1) + (r & 1);
+  batch.for_all(tokens.values, tokens.value, tokens.value_behind,
+                [&](int step, const channels& low, const channels& high) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float weight = weights[block][i];
-      const float whole = unpack_pair(type, pack_pair(type, weight, 0.0f)).low;
-      b[block][i] = transpose_matrix(pack_pair(type, weight, weight - whole));
-    }
-  for_channels<Dim, Type>(
-      tokens.values, tokens.value, tokens.value_behind,
-      [&](int step, const channels& low, const channels& high) {
+                  for (int m = 0; m < 2; ++m) {
+                    std::uint32_t a[4][channels::parts];
+                    low.words(2 * m, a[0]);
+                    low.words(2 * m + 1, a[1]);
+                    high.words(2 * m, a[2]);
+                    high.words(2 * m + 1, a[3]);
+                    float c[4] = {};
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          std::uint32_t a[4][channels::parts];
-          low.words(2 * m, a[0]);
-          low.words(2 * m + 1, a[1]);
-          high.words(2 * m, a[2]);
-          high.words(2 * m + 1, a[3]);
-          float c[Blocks][4] = {};
+                    for (int p = 0; p < channels::parts; ++p)
+                      multiply_pairs<type>(c,
+                                           {transpose_matrix(a[0][p]), transpose_matrix(a[1][p]),
+                                            transpose_matrix(a[2][p]), transpose_matrix(a[3][p])},
+                                           b[0], b[1]);
+                    constexpr float unit = 1.0f / (1 << exact_weight_bits);
+                    const int channel = first + 32 * step + 4 * m;
+                    if (Dim % 32 == 0 || channel < Dim) {
+                      put(channel, (c[0] + c[1]) * unit);
+                      put(channel + 2, (c[2] + c[3]) * unit);
+                    }
+                  }
+                });
+}
+
+// What a warp does with one leaf and four rows. Places in shared memory, in bytes.
+struct exact_task {
+  exact_leaf tokens;
+  element_type type;
+  int count;   // of tokens; none where 0 or less
+  int ahead;   // of the first token in front of what the block's first row sees
+  int window;  // that a row sees
+  soft_cap cap;
+  int query;   // of the first of the four rows
+  int part;    // where sums go
+  int states;  // four
+};
+
+template <format_id Format, element_type Type>
+__device__ inline softmax_state attend_leaf(const exact_task& task, const float* query,
+                                            float* part) {
+  using layout = attention_layout<format_of_id(Format)>;
+  const exact_leaf& tokens = task.tokens;
+  channel_batch<layout::key_dim, Type> keys;
+  channel_batch<layout::value_dim, Type> values;
+  keys.load(tokens.keys, tokens.key, tokens.key_behind, 0);
+  values.load(tokens.values, tokens.value, tokens.value_behind, 0);
+  const int r = lane_index() >> 2;
+  float scores[2];
+  score_exact(tokens, keys, query + (r >> 1) * layout::query_stride, scores);
+  const float* const mine = query + (lane_index() & 3) * layout::query_stride;
 #pragma unroll
-          for (int p = 0; p < channels::parts; ++p) {
-            const std::uint32_t t[4] = {transpose_matrix(a[0][p]), transpose_matrix(a[1][p]),
-                                        transpose_matrix(a[2][p]), transpose_matrix(a[3][p])};
-#pragma unroll
-            for (int block = 0; block < Blocks; ++block)
-              multiply_pairs<type>(c[block], t, b[block][0], b[block][1]);
-          }
-#pragma unroll
-          for (int block = 0; block < Blocks; ++block) {
-            constexpr float unit = 1.0f / (1 << exact_weight_bits);
-            sums[block][4 * step + 2 * m] = (c[block][0] + c[block][1]) * unit;
-            sums[block][4 * step + 2 * m + 1] = (c[block][2] + c[block][3]) * unit;
-          }
-        }
-      });
+  for (int k = 0; k < 2; ++k) {
+    float score = scores[k] * mine[layout::query_unit];
+    if (task.cap.cap != 0.0f) score = task.cap(score);
+    const int token = r + 8 * k;
+    const int ahead = task.ahead + __float_as_int(mine[layout::query_offset]);
+    scores[k] = token < task.count && sees(ahead, token, task.window) ? score : unseen;
+  }
+  const softmax_state state = weigh_exact(scores);
+  sum_exact(tokens, values, scores, [part](int channel, float sum) { part[channel] = sum; });
+  return state;
+}
+
+// Leaves what four rows get of a leaf.
+template <format_id Format>
+__device__ inline void attend_exact(const exact_task& task) {
+  using layout = attention_layout<format_of_id(Format)>;
+  extern __shared__ float4 shared[];
+  auto* const base = reinterpret_cast<std::byte*>(shared);
+  const auto* const query = reinterpret_cast<const float*>(base + task.query);
+  const int row = lane_index() & 3;
+  float* const part = reinterpret_cast<float*>(base + task.part) + row * layout::part_stride;
+  softmax_state state{nothing_seen, 0.0f};
+  if (task.count <= 0) {
+    for (int d = lane_index() >> 2; d < layout::value_dim; d += 8) part[d] = 0.0f;
+  } else if (task.type == element_type::float16) {
+    state = attend_leaf<Format, element_type::float16>(task, query, part);
+  } else if (task.type == element_type::bfloat16) {
+    state = attend_leaf<Format, element_type::bfloat16>(task, query, part);
+  } else {
+    state = attend_leaf<Format, element_type::float32>(task, query, part);
+  }
+  if (lane_index() < 4) reinterpret_cast<softmax_state*>(base + task.states)[row] = state;
 }
 
 }  // namespace detail

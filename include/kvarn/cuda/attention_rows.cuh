@@ -58,7 +58,7 @@ struct sequence_chunks {
     const int whole = chunks_per_section * blocks_of(even, chunks_per_section);
     return splits == 1 || (even >= chunks_per_section && 8 * whole <= 9 * even) ? whole : 0;
   }
-  static constexpr int longest_uneven_run = 21;  // about, of blocks with run 0
+  static constexpr int longest_uneven_run = 21;  // on average, of blocks with run 0
   // How many are summed up before they are stored.
   KVARN_INLINE static constexpr int partial(int run) { return run > 0 ? chunks_per_section : 1; }
 
@@ -67,6 +67,7 @@ struct sequence_chunks {
   KVARN_INLINE constexpr int first(int block, int splits, int run) const {
     const auto within = [](int i, int last) { return i < 0 ? 0 : i > last ? last : i; };
     if (run > 0) return within(block * run, count());
+    if (splits >= count()) return within(block, count());
     // Chunks whose middle is in front of this, in halves of the time of an exact one.
     const int time = quotient(block * (2 * sink + 8 * sealed + 2 * tail), splits);
     return within(time / 2, sink) + within((time - 2 * sink + 3) / 8, sealed) +
@@ -78,6 +79,13 @@ struct sequence_chunks {
     return static_cast<int>(static_cast<unsigned>(a) / static_cast<unsigned>(b));
   }
 };
+
+// Whether a row sees token `token` of tokens that begin `ahead` in front of the end of what it
+// sees.
+__device__ inline bool sees(int ahead, int token, int window) {
+  const int behind = ahead - token;  // 1 for the row's own token
+  return behind > 0 && behind <= window;
+}
 
 // Sizes that follow from the format alone.
 template <cache_format Format>
@@ -92,6 +100,10 @@ struct attention_layout {
   // row, keep lanes on different banks.
   static constexpr int query_stride = padded_key_dim + 4;
   static constexpr int part_stride = value_dim + 8;
+  // Elements of a query in shared memory: what scores with it are multiplied by, and (as bits of an
+  // integer) how many tokens it is behind the block's first row.
+  static constexpr int query_unit = padded_key_dim;
+  static constexpr int query_offset = padded_key_dim + 1;
   static constexpr int stored_stride = value_dim + 4;
   // [leaf][row][part_stride], then the maximum and the sum of each.
   static constexpr int part_floats = groups_per_chunk * 4 * (part_stride + 2);
