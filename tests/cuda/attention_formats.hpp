@@ -18,7 +18,7 @@ inline constexpr kvarn::cache_format attention_formats[] = {
     {192, 128, 128, 2, 4, kvarn::scale_type::ue5m3},  //
     {256, 256, 128, 2, 2, kvarn::scale_type::ue5m3},  //
     {128, 128, 128, 4, 4, kvarn::scale_type::ue5m3},  //
-    {256, 256, 64, 4, 4, kvarn::scale_type::ue5m3},   //
+    {256, 256, 128, 4, 4, kvarn::scale_type::ue5m3},  // four warps
 };
 inline constexpr int attention_format_count = static_cast<int>(std::size(attention_formats));
 

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <stdexcept>
@@ -63,5 +64,17 @@ class device_array {
   void* data_ = nullptr;
   std::size_t count_;
 };
+
+// The norm of the difference, by that of the exact numbers.
+inline double relative_error(const std::vector<float>& a, const std::vector<float>& exact) {
+  double error = 0;
+  double size = 0;
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    const double d = static_cast<double>(a[i]) - static_cast<double>(exact[i]);
+    error += d * d;
+    size += static_cast<double>(exact[i]) * static_cast<double>(exact[i]);
+  }
+  return std::sqrt(error / size);
+}
 
 }  // namespace kvarn_test

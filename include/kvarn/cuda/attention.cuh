@@ -3,8 +3,8 @@
 //
 // The work of a sequence and KV head is cut into chunks: the sink in blocks of 128 tokens, the
 // sealed groups eight at a time, the tail in blocks of 128. A block of threads takes a run of
-// chunks; its warps take the eight groups (or 16 tokens of an exact block) of a chunk, called its
-// leaves. Sums are bracketed as
+// chunks, found from what the sequence has when the kernel runs; its warps take the eight groups
+// (or 16 tokens of an exact block) of a chunk, called its leaves. Sums are bracketed as
 //
 //   (leaf + ... + leaf) per chunk, (chunk + ... + chunk) per section of four chunks, then sections
 //
@@ -19,7 +19,8 @@
 // relative to the largest step; a column of the multiplication is the low or the high byte of one
 // row's operand, so that 4 rows (query heads, query tokens) fill its 8 columns and both parts of a
 // result come to one thread. The masks 0x03 and 0x0c take codes out of a word without a shift; the
-// factor 4 of the latter is taken from the operand.
+// factor 4 of the latter is taken from the operand. Exact tokens run on tensor cores for FP16 or
+// BF16, with operands in two parts in the same way.
 #pragma once
 
 #include <algorithm>
@@ -76,9 +77,7 @@ KVARN_KERNEL void __launch_bounds__(32 * Warps, BlocksPerSm)
     attention_kernel(const __grid_constant__ attention_parameters p) {
   extern __shared__ float4 shared[];
   __shared__ attention_barriers<Warps> barriers;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
+  wait_for_kernels_before();
   attention_block<format_of_id(Format), Warps, RowBlocks>(p, reinterpret_cast<std::byte*>(shared),
                                                           barriers)
       .run();
@@ -87,7 +86,6 @@ KVARN_KERNEL void __launch_bounds__(32 * Warps, BlocksPerSm)
 // How a call is cut, and how much memory it takes.
 struct attention_plan {
   attention_parameters parameters;
-  int rows_at_once;  // that go through a tile together
   int shared_bytes;
   std::size_t workspace_bytes;
 };
@@ -100,24 +98,20 @@ attention_plan plan_attention(const attention_arguments& a) {
   p.arguments = a;
   p.page_bytes = static_cast<std::uint32_t>(Format.page_bytes(a.kv_heads));
   const int rows = a.max_tokens * a.heads;
-  plan.rows_at_once = rows > 4 ? 4 * Policy.row_blocks : 4;
-  p.row_blocks = blocks_of(rows, rows_per_block);
-  p.rows = (std::min)(plan.rows_at_once * blocks_of(rows, plan.rows_at_once), rows_per_block);
-  const int chunks = (std::max)(chunks_of(a.max_sink, a.max_pages, a.max_tail), 1);
-  const int heads = a.count * a.kv_heads * p.row_blocks;
+  p.block_rows = rows > 4 ? 4 * Policy.row_blocks : 4;
+  const int chunks =
+      (std::max)(sequence_chunks::of(a.max_sink, a.max_pages, a.max_tail).count(), 1);
+  const int heads = a.count * a.kv_heads * blocks_of(rows, p.block_rows);
   int splits = a.splits;
   if (splits <= 0)
     splits = (std::max)(1, Policy.blocks_per_sm * device_attribute(cudaDevAttrMultiProcessorCount) /
                                (std::max)(heads, 1));
-  p.run = blocks_of(chunks, (std::min)(splits, chunks));
-  if (p.run >= chunks_per_section)
-    p.run = blocks_of(p.run, chunks_per_section) * chunks_per_section;
-  p.splits = blocks_of(chunks, p.run);
-  p.partial = p.splits == 1 || p.run >= chunks_per_section ? chunks_per_section : 1;
-  p.partials = blocks_of(chunks, p.partial);
+  p.splits = (std::min)(splits, chunks);
+  p.partials = (std::max)((std::min)(chunks, sequence_chunks::longest_uneven_run * p.splits),
+                          blocks_of(chunks, chunks_per_section));
   if (p.splits > 1)
     plan.workspace_bytes = sizeof(float) * static_cast<std::size_t>(heads) *
-                           static_cast<std::size_t>(p.partials) * rows_per_block *
+                           static_cast<std::size_t>(p.partials * p.block_rows) *
                            layout::stored_stride;
 
   int used = Policy.warps * layout::slot_bytes;
@@ -126,11 +120,11 @@ attention_plan plan_attention(const attention_arguments& a) {
     used += static_cast<int>((floats + 3) / 4 * 16);
     return at;
   };
-  p.query = take(static_cast<std::size_t>(p.rows * layout::query_stride));
-  p.sums = take(static_cast<std::size_t>(2 * p.rows * layout::value_dim));
-  p.states = take(static_cast<std::size_t>(2 * (rows_per_block / 4) * Policy.warps * 2));
-  constexpr std::size_t vectors =
-      token_buffer_floats((std::max)(layout::key_dim, layout::value_dim), rows_per_block);
+  p.query = take(static_cast<std::size_t>(p.block_rows * layout::query_stride));
+  p.sums = take(static_cast<std::size_t>(2 * p.block_rows * layout::value_dim));
+  p.states = take(static_cast<std::size_t>(p.block_rows * Policy.warps));
+  const std::size_t vectors =
+      token_buffer_floats((std::max)(layout::key_dim, layout::value_dim), p.block_rows);
   p.parts = take((std::max)(vectors, std::size_t{layout::part_floats}));
   p.lag = 0;
   constexpr int reserved = 1024 + static_cast<int>(sizeof(attention_barriers<Policy.warps>));
@@ -142,24 +136,6 @@ attention_plan plan_attention(const attention_arguments& a) {
   }
   plan.shared_bytes = used;
   return plan;
-}
-
-// Starts `kernel` behind the one before it, on newer devices while the blocks of that one end.
-template <class Kernel>
-launch_status launch_behind(Kernel kernel, dim3 grid, int threads, std::size_t shared_bytes,
-                            cudaStream_t stream, const attention_parameters& p) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 1 : 0;
-  const cudaError_t code = cudaLaunchKernelEx(&config, kernel, p);
-  return {code, code == cudaSuccess ? std::string() : std::string(cudaGetErrorString(code))};
 }
 
 inline launch_status check_attention(const attention_arguments& a) {
@@ -210,7 +186,7 @@ launch_status attend(const attention_arguments& arguments, cudaStream_t stream) 
   constexpr std::int64_t all = 1 << 30;
   p.window = static_cast<int>(a.window <= 0 ? all : (std::min)(a.window, all));
   const auto kernel =
-      plan.rows_at_once > 4
+      p.block_rows > 4
           ? detail::attention_kernel<Format.id(), Policy.warps, Policy.blocks_per_sm,
                                      Policy.row_blocks>
           : detail::attention_kernel<Format.id(), Policy.warps, Policy.blocks_per_sm, 1>;
@@ -218,15 +194,18 @@ launch_status attend(const attention_arguments& arguments, cudaStream_t stream) 
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes);
       code != cudaSuccess)
     return {code, cudaGetErrorString(code)};
-  const dim3 grid(static_cast<unsigned>(p.splits), static_cast<unsigned>(a.kv_heads * p.row_blocks),
+  const int rows = a.max_tokens * a.heads;
+  const dim3 grid(static_cast<unsigned>(p.splits),
+                  static_cast<unsigned>(a.kv_heads * detail::blocks_of(rows, p.block_rows)),
                   static_cast<unsigned>(a.count));
-  kernel<<<grid, 32 * Policy.warps, static_cast<std::size_t>(plan.shared_bytes), stream>>>(p);
-  if (launch_status s = detail::last_launch(); !s.ok() || p.splits == 1) return s;
-  const auto rows =
-      static_cast<unsigned>((std::min)(a.max_tokens * a.heads, detail::rows_per_block));
-  return detail::launch_behind(
-      detail::combine_kernel<Format.id()>, dim3(rows, grid.y, grid.z), detail::combine_threads,
-      sizeof(float) * detail::token_buffer_floats(Format.value_head_dim, 16), stream, p);
+  const launch_status s = detail::launch(kernel, grid, 32 * Policy.warps,
+                                         static_cast<std::size_t>(plan.shared_bytes), stream, p);
+  if (!s.ok() || p.splits == 1) return s;
+  return detail::launch(detail::combine_kernel<Format.id()>,
+                        dim3(static_cast<unsigned>((std::min)(rows, p.block_rows)), grid.y, grid.z),
+                        detail::combine_threads,
+                        sizeof(float) * detail::token_buffer_floats(Format.value_head_dim, 16),
+                        stream, p);
 }
 
 }  // namespace KVARN_CUDA_NAMESPACE

@@ -17,10 +17,10 @@ namespace kvarn::cuda {
 inline namespace KVARN_CUDA_NAMESPACE {
 namespace detail {
 
-// `Blocks`: of four rows, that go through a tile together.
+// `Blocks`: of four rows, which go through a tile together.
 template <cache_format Format, int Warps, int Blocks>
 class attention_block {
-  static_assert(Blocks == 1 || Warps == 8, "a warp keeps the sums of one group of a chunk");
+  static_assert(Blocks == 1 || Warps == 8, "a warp keeps the sums of one leaf of a chunk");
 
  public:
   __device__ attention_block(const attention_parameters& p, std::byte* shared,
@@ -30,7 +30,7 @@ class attention_block {
         barriers_(barriers),
         warp_(static_cast<int>(threadIdx.x) >> 5),
         kv_head_(static_cast<int>(blockIdx.y) % p.arguments.kv_heads),
-        first_row_(static_cast<int>(blockIdx.y) / p.arguments.kv_heads * rows_per_block),
+        first_row_(static_cast<int>(blockIdx.y) / p.arguments.kv_heads * block_rows),
         keys_(shared + warp_ * layout::slot_bytes, &barriers.records[warp_][0]),
         values_(shared + warp_ * layout::slot_bytes + layout::key_bytes,
                 &barriers.records[warp_][1]),
@@ -39,27 +39,31 @@ class attention_block {
 
   __device__ void run() {
     const int heads = p_.arguments.heads;
-    const int rows = min(sequence_.tokens * heads - first_row_, rows_per_block);
-    const int sink_chunks = blocks_of(sequence_.sink.count, exact_chunk);
-    const int sealed_chunks = blocks_of(sequence_.page_count, groups_per_chunk);
-    const int chunks = chunks_of(sequence_.sink.count, sequence_.page_count, sequence_.tail.count);
-    const int first = static_cast<int>(blockIdx.x) * p_.run;
-    const int end = min(first + p_.run, chunks);
-    if (rows <= 0 || (first >= end && blockIdx.x > 0)) return;
+    const int rows = min(sequence_.tokens * heads - first_row_, block_rows);
+    const auto chunks =
+        sequence_chunks::of(sequence_.sink.count, sequence_.page_count, sequence_.tail.count);
+    const int run = chunks.run(p_.splits);
+    const int first = chunks.first(static_cast<int>(blockIdx.x), p_.splits, run);
+    const int end = chunks.first(static_cast<int>(blockIdx.x) + 1, p_.splits, run);
+    if (rows <= 0 || (first >= end && p_.splits > 1)) return;
     if (lane_index() == 0) {
-      const int first_sealed = max(first - sink_chunks, 0);
-      const int end_sealed = min(max(end - sink_chunks, 0), sealed_chunks);
+      const int first_sealed = max(first - chunks.sink, 0);
+      const int end_sealed = min(max(end - chunks.sink, 0), chunks.sealed);
       work_.first_end = sequence_.position + first_row_ / heads + 1;
       work_.spread = (first_row_ + rows - 1) / heads - first_row_ / heads;
       work_.base = p_.arguments.pages + Format.key_offset(kv_head_);
       work_.pages = sequence_.pages;
       work_.rows = rows;
+      work_.next = first;
       work_.end = end;
+      work_.partial = chunks.partial(run);
+      work_.join = {first, 0};
       work_.first_group = groups_per_chunk * first_sealed;
       work_.end_group = min(groups_per_chunk * end_sealed, sequence_.page_count);
-      work_.padded = rows_at_once * blocks_of(rows, rows_at_once);
-      work_.whole = rows <= rows_at_once ? max(end_sealed - first_sealed, 0) / 8 : 0;
-      work_.first_whole = sink_chunks + first_sealed;
+      work_.sink_chunks = chunks.sink;
+      work_.first_tail = chunks.sink + chunks.sealed;
+      work_.whole = max(end_sealed - first_sealed, 0) / groups_per_chunk;
+      work_.first_whole = chunks.sink + first_sealed;
     }
     __syncwarp();
     next_ = entry(0);
@@ -73,46 +77,21 @@ class attention_block {
         }
       shared_barrier::fence_init();
     }
-    prefetch_queries();
-    __syncwarp();
+    prefetch_exact(next_exact(first));
+    // In front of the records, behind which queries would wait, and all warps for each other.
+    prepare_queries();
     advance();
     start_keys();
     start_values();
-    prepare_queries();
-
-    joined_chunk_ = first;
     int step = 0;
-    int chunk = first;
-    int block = 0;
-    while (chunk < end) {
-      const bool is_sink = chunk < sink_chunks;
-      const int behind = chunk - sink_chunks;  // chunks behind the sink
-      if (is_whole(chunk)) {
-        attend_chunks(step);
-        chunk += 8;
-      } else {
-        if (!is_sink && behind < sealed_chunks)
-          attend_groups(step, block);
-        else
-          attend_rows(step, block, is_sink ? sequence_.sink : sequence_.tail,
-                      exact_chunk * (is_sink ? chunk : behind - sealed_chunks));
-        block += rows_at_once;
-        if (takes_all_rows || block >= work_.rows) {
-          block = 0;
-          ++chunk;
-        }
-      }
-      step += Blocks;
-    }
-    if (step > 0 && p_.lag > 0) join_parts(step - 1);
-    if (p_.splits == 1) finish(step > 0);
+    while (attend_step(step)) step += Blocks;
+    if (p_.splits == 1) finish(first < end);
   }
 
  private:
   using layout = attention_layout<Format>;
   static constexpr int threads = 32 * Warps;
-  static constexpr int rows_at_once = 4 * Blocks;
-  static constexpr bool takes_all_rows = rows_at_once >= rows_per_block;
+  static constexpr int block_rows = 4 * Blocks;
   static constexpr int channels = layout::value_dim / 8;  // of a lane
   static constexpr int warps_per_row = Warps / 4;         // when parts are joined
 
@@ -161,30 +140,12 @@ class attention_block {
   __device__ float* query(int row) const {
     return reinterpret_cast<float*>(shared_ + p_.query) + row * layout::query_stride;
   }
-  // What scores with the query in shared memory are multiplied by.
-  __device__ float& query_unit(int row) const { return query(row)[layout::padded_key_dim]; }
-  // How many tokens the row's query is behind the first row's.
-  __device__ int& query_offset(int row) const {
-    return *reinterpret_cast<int*>(query(row) + layout::padded_key_dim + 1);
+  __device__ int query_offset(int row) const {
+    return __float_as_int(query(row)[layout::query_offset]);
   }
   // Head vectors at the beginning and at the end, where there are no parts.
   __device__ token_buffer<0> vectors(int dim) const {
-    return {reinterpret_cast<float*>(shared_ + p_.parts), rows_per_block, dim};
-  }
-
-  // Asks for the queries in front of the records, behind which they would wait.
-  __device__ void prefetch_queries() const {
-    const attention_arguments& a = p_.arguments;
-    const int row = first_row_ + static_cast<int>(threadIdx.x) / 8;
-    const int bytes = element_bytes(a.query_type);
-    const int channel = 128 / bytes * (static_cast<int>(threadIdx.x) % 8);
-    if (row >= first_row_ + work_.rows || channel >= layout::key_dim) return;
-    const std::int64_t place =
-        row / a.heads * a.query_strides.token +
-        (std::int64_t{kv_head_} * a.heads + row % a.heads) * a.query_strides.head +
-        channel * a.query_strides.channel;
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const std::byte*>(sequence_.queries) +
-                                                  place * bytes));
+    return {reinterpret_cast<float*>(shared_ + p_.parts), block_rows, dim};
   }
 
   // Rotates the queries and puts them into shared memory with magnitudes of at most 2^15.
@@ -198,7 +159,7 @@ class attention_block {
     load_tokens<1, threads>(source, first_row_, work_.rows, !a.queries_rotated, buffer, replaced);
     const bool strided = !a.queries_rotated && hadamard_core(layout::key_dim) == 1;
     const int l = static_cast<int>(threadIdx.x) & 15;
-    for (int first = 0; first < p_.rows; first += threads / 16) {
+    for (int first = 0; first < block_rows; first += threads / 16) {
       const int row = first + (static_cast<int>(threadIdx.x) >> 4);
       constexpr int steps = layout::key_dim / 16;
       float v[steps] = {};
@@ -212,24 +173,18 @@ class attention_block {
 #pragma unroll
       for (int lane = 1; lane < 16; lane *= 2)
         largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, lane));
-      if (row >= p_.rows) continue;
+      if (row >= block_rows) continue;
       const float inverse = 32768.0f / largest;
 #pragma unroll
       for (int j = 0; j < layout::padded_key_dim / 16; ++j)
         query(row)[l + 16 * j] = j < steps ? v[j < steps ? j : 0] * inverse : 0.0f;
       if (l == 0) {
-        query_unit(row) = largest * 0x1p-15f * p_.scale;
-        query_offset(row) = (first_row_ + row) / a.heads - first_row_ / a.heads;
+        query(row)[layout::query_unit] = largest * 0x1p-15f * p_.scale;
+        query(row)[layout::query_offset] =
+            __int_as_float((first_row_ + row) / a.heads - first_row_ / a.heads);
       }
     }
     __syncthreads();
-  }
-
-  // Whether the row sees token `token` of tokens that begin `ahead` in front of what the first row
-  // sees.
-  __device__ bool sees(int row, int ahead, int token) const {
-    const int behind = ahead + query_offset(row) - token;  // 1 for the row's own token
-    return behind > 0 && behind <= p_.window;
   }
 
   // The results of one step (4 rows with one chunk): leaf by leaf the values of each row, then the
@@ -248,38 +203,77 @@ class attention_block {
   __device__ void wait_for_parts(int step) const {
     if (step > p_.lag) shared_barrier(&barriers_.free[step & p_.lag]).wait((step >> p_.lag) - 1);
   }
-  __device__ void leave_empty(int step, int leaf) const {
-    wait_for_parts(step);
-    for (int row = 0; row < 4; ++row)
-      for (int d = lane_index(); d < layout::value_dim; d += 32) part(step, leaf, row)[d] = 0.0f;
-    if (lane_index() < 4) part_state(step, leaf, lane_index()) = {nothing_seen, 0.0f};
+  __device__ bool is_sealed(int chunk) const {
+    return chunk >= work_.sink_chunks && chunk < work_.first_tail;
   }
-
+  // Whether each warp takes one of this chunk and the next seven.
   __device__ bool is_whole(int chunk) const {
     return chunk >= work_.first_whole && chunk < work_.first_whole + 8 * work_.whole;
   }
 
-  // Skips a group that no row sees.
-  __device__ void skip_group() {
-    advance();
-    start_keys();
-    start_values();
+  // A chunk, or eight, of all rows. False where there is none; then joins the last one.
+  __device__ bool attend_step(int step) {
+    float sum[Blocks][channels];
+    softmax_state state[Blocks];
+    if (work_.next < work_.end) {
+      const int groups = is_whole(work_.next) ? groups_per_chunk : 1;
+#pragma unroll 1
+      for (int leaf = warp_; leaf < groups_per_chunk; leaf += Warps) {
+        if (is_sealed(work_.next)) {
+#pragma unroll
+          for (int b = 0; b < Blocks; ++b) {
+            state[b] = {nothing_seen, 0.0f};
+#pragma unroll
+            for (float& x : sum[b]) x = 0.0f;
+          }
+          attend_groups(groups, state, sum);
+          if constexpr (Blocks == 1) leave_sums(step, leaf, state, sum, 0);
+        } else if (Blocks == 1) {
+          leave_exact(step, leaf, 0);
+        }
+      }
+    }
+#pragma unroll 1
+    for (int b = 0; b < Blocks; ++b) {
+      const bool has_chunk = work_.next < work_.end;
+      if (has_chunk) {
+        if constexpr (Blocks > 1) {
+          if (is_sealed(work_.next))
+            leave_sums(step + b, warp_, state, sum, b);
+          else
+            leave_exact(step + b, warp_, b);
+        }
+        shared_barrier(&barriers_.ready[(step + b) & p_.lag]).arrive();
+      }
+      const int joined = step + b - p_.lag;
+      if (joined >= 0 && joined < step + (has_chunk ? Blocks : 0)) join_parts(joined);
+    }
+    const int chunk = work_.next;
+    __syncwarp();
+    if (lane_index() == 0) work_.next = chunk + (is_whole(chunk) ? groups_per_chunk : 1);
+    __syncwarp();
+    return chunk < work_.end;
   }
 
-  // The parts of a step are written: joins them, where there is room for two those of the one
-  // before.
-  __device__ void end_step(int step) {
-    shared_barrier(&barriers_.ready[step & p_.lag]).arrive();
-    if (step >= p_.lag) join_parts(step - p_.lag);
+  // The next `count` groups of this warp, added to what it has.
+  __device__ void attend_groups(int count, softmax_state (&state)[Blocks],
+                                float (&sum)[Blocks][channels]) {
+#pragma unroll 1
+    for (int group = 0; group < count; ++group) {
+      if (loaded_.count > 0) {
+        attend_group(state, sum);
+        continue;
+      }
+      advance();
+      start_keys();
+      start_values();
+    }
   }
 
-  // The loaded group against rows block .. block + rows_at_once - 1: calls begin(softmaxes), which
-  // returns what sum_values puts its sums to. Behind the last rows the next group takes the place
-  // of this one.
-  template <class Begin>
-  __device__ void attend_group(int block, bool is_last, Begin begin) {
+  // The loaded group. The next takes its place.
+  __device__ void attend_group(softmax_state (&state)[Blocks], float (&sum)[Blocks][channels]) {
     const std::byte* const keys = shared_ + warp_ * layout::slot_bytes;
-    const int row = block + (lane_index() & 3);
+    const int row = lane_index() & 3;
     const int count = loaded_.count;
     const int ahead = ahead_;
     const bool sees_all =
@@ -288,270 +282,237 @@ class attention_block {
     keys_.wait(use_);
     score_tile<Format>(
         keys, [&](int b) { return query(row + 4 * b); },
-        [&](int b) { return query_unit(row + 4 * b); }, scores);
-    if (is_last) {
-      __syncwarp();
-      advance();
-      start_keys();
-    }
+        [&](int b) { return query(row + 4 * b)[layout::query_unit]; }, scores);
+    __syncwarp();
+    advance();
+    start_keys();
     tile_softmax softmax[Blocks];
 #pragma unroll
     for (int b = 0; b < Blocks; ++b)
       softmax[b] = weigh_scores<Format>(
           scores[b], sees_all,
-          [&](int token) { return token < count && sees(row + 4 * b, ahead, token); }, p_.cap);
+          [&](int token) {
+            return token < count && sees(ahead + query_offset(row + 4 * b), token, p_.window);
+          },
+          p_.cap);
     values_.wait(use_);
-    sum_values<Format>(keys + layout::key_bytes, scores, softmax, begin(softmax));
-    if (is_last) {
-      __syncwarp();
-      start_values();
-      ++use_;
-    }
-  }
-
-  // Leaves the sums of one leaf, which a lane has of its row.
-  __device__ void leave_sums(int step, int leaf, const softmax_state& state,
-                             const float (&sum)[channels]) {
-    wait_for_parts(step);
-    const int i = lane_index() & 3;
-    float* const out = part(step, leaf, i) + (lane_index() >> 2);
+    float factor[Blocks];
 #pragma unroll
-    for (int k = 0; k < channels; ++k) out[8 * k] = sum[k];
-    if (lane_index() < 4) part_state(step, leaf, i) = state;
-  }
-
-  // The sealed groups of this warp in the chunk, one leaf each, for the rows from `block` on.
-  __device__ void attend_groups(int step, int block) {
-    const bool is_last = takes_all_rows || block + rows_at_once >= work_.rows;
-    if constexpr (Blocks > 1) {
-      float sum[Blocks][channels] = {};
-      softmax_state state[Blocks];
-#pragma unroll
-      for (int b = 0; b < Blocks; ++b) state[b] = {nothing_seen, 0.0f};
-      if (loaded_.count > 0)
-        attend_group(block, is_last, [&](const tile_softmax(&softmax)[Blocks]) {
-#pragma unroll
-          for (int b = 0; b < Blocks; ++b) state[b] = softmax[b].state;
-          return [&sum](int b, int k, float value) { sum[b][k] = value; };
-        });
-      else if (is_last)
-        skip_group();
-#pragma unroll
-      for (int b = 0; b < Blocks; ++b) {
-        leave_sums(step + b, warp_, state[b], sum[b]);
-        end_step(step + b);
-      }
-    } else {
-      const int i = lane_index() & 3;
-#pragma unroll 1
-      for (int leaf = warp_; leaf < groups_per_chunk; leaf += Warps) {
-        if (loaded_.count == 0) {
-          leave_empty(step, leaf);
-          if (is_last) skip_group();
-          continue;
-        }
-        attend_group(block, is_last, [&](const tile_softmax(&softmax)[Blocks]) {
-          wait_for_parts(step);
-          if (lane_index() < 4) part_state(step, leaf, i) = softmax[0].state;
-          float* const out = part(step, leaf, i) + (lane_index() >> 2);
-          return [out](int, int k, float value) { out[8 * k] = value; };
-        });
-      }
-      end_step(step);
-    }
-  }
-
-  // Whole chunks of sealed groups, one (of four warps two) for each warp. At most rows_at_once
-  // rows.
-  __device__ void attend_chunks(int step) {
-#pragma unroll 1
-    for (int leaf = warp_; leaf < 8; leaf += Warps) {
-      float sum[Blocks][channels] = {};
-      softmax_state state[Blocks];
-#pragma unroll
-      for (int b = 0; b < Blocks; ++b) state[b] = {nothing_seen, 0.0f};
-#pragma unroll 1
-      for (int group = 0; group < groups_per_chunk; ++group) {
-        if (loaded_.count == 0) {
-          skip_group();
-          continue;
-        }
-        attend_group(0, true, [&](const tile_softmax(&softmax)[Blocks]) {
-          struct {
-            float factor[Blocks];
-          } now;
-#pragma unroll
-          for (int b = 0; b < Blocks; ++b) {
-            float before;
-            state[b] = joined(state[b], softmax[b].state, before, now.factor[b]);
-            if (__any_sync(all_lanes, before != 1.0f)) {
-#pragma unroll
-              for (int k = 0; k < channels; ++k) sum[b][k] = sum[b][k] * before;
-            }
-          }
-          return [&sum, now](int b, int k, float value) {
-            sum[b][k] = std::fma(value, now.factor[b], sum[b][k]);
-          };
-        });
-      }
-      if constexpr (Blocks == 1) leave_sums(step, leaf, state[0], sum[0]);
-      if constexpr (Blocks > 1) {
-#pragma unroll
-        for (int b = 0; b < Blocks; ++b) {
-          leave_sums(step + b, leaf, state[b], sum[b]);
-          end_step(step + b);
-        }
-      }
-    }
-    if constexpr (Blocks == 1) end_step(step);
-  }
-
-  // 16 exact tokens per leaf, from token `start` on, for the rows from `block` on.
-  __device__ void attend_rows(int step, int block, const exact_rows& rows, int start) {
-#pragma unroll 1
     for (int b = 0; b < Blocks; ++b) {
-#pragma unroll 1
-      for (int leaf = warp_; leaf < groups_per_chunk; leaf += Warps) {
-        const int first = start + 16 * leaf;
-        if (first < rows.count)
-          attend_leaf(step + b, block + 4 * b, leaf, rows, first, min(16, rows.count - first));
-        else
-          leave_empty(step + b, leaf);
+      float before;
+      state[b] = joined(state[b], softmax[b].state, before, factor[b]);
+      if (__any_sync(all_lanes, before != 1.0f)) {
+#pragma unroll
+        for (int k = 0; k < channels; ++k) sum[b][k] = sum[b][k] * before;
       }
-      end_step(step + b);
     }
+    sum_values<Format>(keys + layout::key_bytes, scores, softmax, [&](int b, int k, float value) {
+      sum[b][k] = std::fma(value, factor[b], sum[b][k]);
+    });
+    __syncwarp();
+    start_values();
+    ++use_;
   }
 
-  __device__ void attend_leaf(int step, int block, int leaf, const exact_rows& rows, int first,
-                              int count) {
-    const exact_leaf tokens(p_.arguments, rows, kv_head_, first, count);
-    const int ahead = static_cast<int>(work_.first_end - (rows.position + first));
-    float weight[4];
-    softmax_state state[4];
-    weigh_exact<layout::key_dim>(
-        tokens, [&](int row) { return query(block + row); },
-        [&](int row) { return query_unit(block + row); },
-        [&](int row, int token) { return sees(block + row, ahead, token); }, p_.cap, weight, state);
+  // Leaves what four rows get of the exact tokens of a leaf.
+  __device__ void leave_exact(int step, int leaf, int block) const {
+    const int chunk = work_.next;
+    if (block == 0) prefetch_exact(next_exact(chunk + 1));
+    const exact_rows& rows = rows_of(chunk);
+    const int first = first_token(chunk) + leaf_tokens * leaf;
+    const int count = min(leaf_tokens, rows.count - first);
+    const exact_task task{
+        exact_leaf(p_.arguments, rows, kv_head_, first, count),
+        p_.arguments.exact_type,
+        count,
+        static_cast<int>(work_.first_end - (rows.position + first)),
+        p_.window,
+        p_.cap,
+        place_of(query(4 * block)),
+        place_of(part(step, leaf, 0)),
+        place_of(&part_state(step, leaf, 0)),
+    };
     wait_for_parts(step);
-    if (lane_index() == 0) {
-#pragma unroll
-      for (int row = 0; row < 4; ++row) part_state(step, leaf, row) = state[row];
+    detail::attend_exact<Format.id()>(task);
+  }
+  __device__ int place_of(const void* pointer) const {
+    return static_cast<int>(static_cast<const std::byte*>(pointer) - shared_);
+  }
+
+  // Of a chunk of exact tokens: where they are, and the first of them.
+  __device__ const exact_rows& rows_of(int chunk) const {
+    return chunk < work_.sink_chunks ? sequence_.sink : sequence_.tail;
+  }
+  __device__ int first_token(int chunk) const {
+    return exact_chunk * (chunk < work_.sink_chunks ? chunk : chunk - work_.first_tail);
+  }
+  // Asks for what this warp takes of a chunk of exact tokens, where that is one of this block.
+  __device__ void prefetch_exact(int chunk) const {
+    if (chunk >= work_.end) return;
+    const exact_rows& rows = rows_of(chunk);
+    const attention_arguments& a = p_.arguments;
+    const int bytes = element_bytes(a.exact_type);
+#pragma unroll 1
+    for (int leaf = warp_; leaf < groups_per_chunk; leaf += Warps) {
+      const int token = first_token(chunk) + leaf_tokens * leaf + (lane_index() & 15);
+      if (token >= rows.count) return;
+      const auto ask = [&](const void* array, const token_strides& strides, int dim) {
+        const auto* const row = static_cast<const std::byte*>(array) +
+                                (token * strides.token + kv_head_ * strides.head) * bytes;
+#pragma unroll 1
+        for (int i = 128 * (lane_index() >> 4); i < dim * bytes; i += 256)
+          asm volatile("prefetch.global.L2 [%0];" ::"l"(row + i));
+      };
+      ask(rows.keys, a.key_strides, layout::key_dim);
+      ask(rows.values, a.value_strides, layout::value_dim);
     }
-    sum_exact<layout::value_dim>(tokens, weight, [&](int row) { return part(step, leaf, row); });
+  }
+  __device__ int next_exact(int chunk) const { return is_sealed(chunk) ? work_.first_tail : chunk; }
+
+  // Leaves the sums of one leaf that a lane has of its row in four rows.
+  __device__ void leave_sums(int step, int leaf, const softmax_state (&state)[Blocks],
+                             const float (&sum)[Blocks][channels], int block) const {
+    wait_for_parts(step);
+    // Of both blocks at hand: an array that is indexed at run time would be put into memory.
+    const auto value = [&](int k) { return block == 0 ? sum[0][k] : sum[Blocks - 1][k]; };
+    float* const out = part(step, leaf, lane_index() & 3);
+    const int channel = lane_index() >> 2;
+#pragma unroll
+    for (int k = 0; k < channels; ++k) out[channel + 8 * k] = value(k);
+    if (lane_index() < 4)
+      part_state(step, leaf, lane_index()) = block == 0 ? state[0] : state[Blocks - 1];
   }
 
   // Sums so far of what a warp joins: part of the channels of one row of every four. No other warp
   // reads them before the end. Level 0: the section that is under way, 1: the whole sequence.
   __device__ float2* sums(int level, int row) const {
     return reinterpret_cast<float2*>(shared_ + p_.sums) +
-           (level * p_.rows + row) * (layout::value_dim / 2);
+           (level * block_rows + row) * (layout::value_dim / 2);
   }
   __device__ softmax_state& sum_state(int level, int row, int warp) const {
     return reinterpret_cast<softmax_state*>(
-        shared_ + p_.states)[(level * (rows_per_block / 4) + (row >> 2)) * Warps + warp];
+        shared_ + p_.states)[(level * Blocks + (row >> 2)) * Warps + warp];
   }
 
-  // Joins what the warps of a step have left.
-  __device__ void join_parts(int step) {
+  // Joins what the warps of a step have left to the section that is under way. A warp has part of
+  // one row of every four, a lane these pairs of its channels.
+  static constexpr int lane_pairs = blocks_of(layout::value_dim / 2, 32 * warps_per_row);
+  template <class F>
+  __device__ void for_pairs(F f) const {
+#pragma unroll
+    for (int k = 0; k < lane_pairs; ++k) {
+      const int pair = lane_index() + 32 * (warp_ % warps_per_row + warps_per_row * k);
+      if (layout::value_dim % (64 * warps_per_row) == 0 || pair < layout::value_dim / 2) f(k, pair);
+    }
+  }
+  __device__ void join_parts(int step) const {
     shared_barrier(&barriers_.ready[step & p_.lag]).wait(step >> p_.lag);
+    const int block = 4 * (step % Blocks);
     const int row = warp_ / warps_per_row;
-    const int chunk = joined_chunk_;
-    const int summed = summed_;
+    place_of_join next = work_.join;
+    softmax_state section;
+    float2 sum[lane_pairs];
+    if (next.summed > 0) {
+      section = sum_state(0, block, warp_);
+      for_pairs([&](int k, int pair) { sum[k] = sums(0, block + row)[pair]; });
+    }
     // A lane has one leaf.
     const softmax_state mine = part_state(step, lane_index() & 7, row);
-    const auto value_of = [&](int leaf, int pair) {
-      return reinterpret_cast<const float2*>(part(step, leaf, row))[pair];
+    const auto leaf_values = [&](int leaf) {
+      return reinterpret_cast<const float2*>(part(step, leaf, row));
     };
-    if (is_whole(joined_chunk_)) {
+    const int chunks = is_whole(next.chunk) ? groups_per_chunk : 1;
 #pragma unroll 1
-      for (int leaf = 0; leaf < 8; ++leaf)
-        join_chunk(
-            {__shfl_sync(all_lanes, mine.maximum, leaf), __shfl_sync(all_lanes, mine.sum, leaf)},
-            row, [&](int pair) { return value_of(leaf, pair); });
-    } else {
-      softmax_state state{__reduce_max_sync(all_lanes, mine.maximum), 0.0f};
-      const float my_factor = power(mine.maximum - state.maximum);
-      float factor[groups_per_chunk];
-#pragma unroll
-      for (int leaf = 0; leaf < groups_per_chunk; ++leaf) {
-        factor[leaf] = __shfl_sync(all_lanes, my_factor, leaf);
-        state.sum = std::fma(__shfl_sync(all_lanes, mine.sum, leaf), factor[leaf], state.sum);
-      }
-      join_chunk(state, row, [&](int pair) {
-        float2 value = make_float2(0.0f, 0.0f);
+    for (int i = 0; i < chunks; ++i) {
+      softmax_state state{mine.maximum, mine.sum};
+      float2 value[lane_pairs];
+      if (chunks > 1) {
+        state = {__shfl_sync(all_lanes, mine.maximum, i), __shfl_sync(all_lanes, mine.sum, i)};
+        for_pairs([&](int k, int pair) { value[k] = leaf_values(i)[pair]; });
+      } else {
+        state = {__reduce_max_sync(all_lanes, mine.maximum), 0.0f};
+        const float my_factor = power(mine.maximum - state.maximum);
+        for_pairs([&](int k, int) { value[k] = make_float2(0.0f, 0.0f); });
 #pragma unroll
         for (int leaf = 0; leaf < groups_per_chunk; ++leaf) {
-          const float2 x = value_of(leaf, pair);
-          value.x = std::fma(x.x, factor[leaf], value.x);
-          value.y = std::fma(x.y, factor[leaf], value.y);
+          const float factor = __shfl_sync(all_lanes, my_factor, leaf);
+          state.sum = std::fma(__shfl_sync(all_lanes, mine.sum, leaf), factor, state.sum);
+          for_pairs([&](int k, int pair) {
+            const float2 x = leaf_values(leaf)[pair];
+            value[k].x = std::fma(x.x, factor, value[k].x);
+            value[k].y = std::fma(x.y, factor, value[k].y);
+          });
         }
-        return value;
-      });
+      }
+      join_sums(next.summed > 0, section, sum, state, value);
+      ++next.chunk;
+      ++next.summed;
+      if (next.summed == work_.partial || next.chunk == work_.end) {
+        end_section(next.chunk - 1, block + row, section, sum);
+        next.summed = 0;
+      }
     }
     shared_barrier(&barriers_.free[step & p_.lag]).arrive();
-    joined_block_ = joined_block_ + 4 < work_.padded ? joined_block_ + 4 : 0;
-    if (joined_block_ == 0) return;
-    joined_chunk_ = chunk;  // the next four rows begin with the same
-    summed_ = summed;
-  }
-
-  // Joins row `row` of four rows of a chunk to its section; where that (or, with the sequence cut
-  // finely, the chunk) ends, stores it or joins it to the total.
-  template <class Value>
-  __device__ void join_chunk(softmax_state state, int row, Value value_of) {
-    const int block = joined_block_;
-    const bool joins_section = summed_ > 0;
-    const bool ends = summed_ + 1 == p_.partial || joined_chunk_ + 1 == work_.end;
-    const bool is_stored = ends && p_.splits > 1;
-    const bool joins_total = ends && p_.splits == 1 && joined_chunk_ >= p_.partial;
-    float before = 0.0f;
-    float now = 1.0f;
-    if (joins_section) state = joined(sum_state(0, block, warp_), state, before, now);
-    float total = 0.0f;
-    float added = 1.0f;
-    if (joins_total) state = joined(sum_state(1, block, warp_), state, total, added);
-
-    float2* const section_sums = sums(0, block + row);
-    float2* const total_sums = sums(1, block + row);
-    float* const stored =
-        is_stored ? stored_row(p_.partial == 1 ? joined_chunk_ : joined_chunk_ / chunks_per_section,
-                               block + row)
-                  : nullptr;
-    for (int pair = lane_index() + 32 * (warp_ % warps_per_row); pair < layout::value_dim / 2;
-         pair += 32 * warps_per_row) {
-      float2 value = value_of(pair);
-      if (joins_section) {
-        const float2 x = section_sums[pair];
-        value.x = std::fma(x.x, before, value.x * now);
-        value.y = std::fma(x.y, before, value.y * now);
-      }
-      if (joins_total) {
-        const float2 x = total_sums[pair];
-        value.x = std::fma(x.x, total, value.x * added);
-        value.y = std::fma(x.y, total, value.y * added);
-      }
-      if (!is_stored)
-        (ends ? total_sums : section_sums)[pair] = value;
-      else if (block + row < work_.rows)
-        reinterpret_cast<float2*>(stored)[pair] = value;
-    }
+    if (next.summed > 0) for_pairs([&](int k, int pair) { sums(0, block + row)[pair] = sum[k]; });
     __syncwarp();
     if (lane_index() == 0) {
-      if (!is_stored)
-        sum_state(ends ? 1 : 0, block, warp_) = state;
-      else if (block + row < work_.rows && warp_ % warps_per_row == 0)
-        *reinterpret_cast<softmax_state*>(stored + layout::value_dim) = state;
+      if (next.summed > 0) sum_state(0, block, warp_) = section;
+      if (step % Blocks == Blocks - 1) work_.join = next;  // else the next four rows begin with it
     }
     __syncwarp();
-    ++joined_chunk_;
-    summed_ = ends ? 0 : summed_ + 1;
+  }
+
+  // Adds a state and sums to what is there, if anything is.
+  __device__ static void join_sums(bool has_any, softmax_state& state, float2 (&sum)[lane_pairs],
+                                   const softmax_state& other, const float2 (&value)[lane_pairs]) {
+    if (!has_any) {
+      state = other;
+#pragma unroll
+      for (int k = 0; k < lane_pairs; ++k) sum[k] = value[k];
+      return;
+    }
+    float before;
+    float now;
+    state = joined(state, other, before, now);
+#pragma unroll
+    for (int k = 0; k < lane_pairs; ++k) {
+      sum[k].x = std::fma(sum[k].x, before, value[k].x * now);
+      sum[k].y = std::fma(sum[k].y, before, value[k].y * now);
+    }
+  }
+
+  // The sum of a section (or, with the sequence cut finely, of a chunk) that ends with `chunk`:
+  // stores it, or joins it to the total.
+  __device__ void end_section(int chunk, int row, const softmax_state& state,
+                              const float2 (&sum)[lane_pairs]) const {
+    const int partial = work_.partial;
+    if (p_.splits > 1) {
+      if (row >= work_.rows) return;
+      float* const out = stored_row(partial == 1 ? chunk : chunk / chunks_per_section, row);
+      for_pairs([&](int k, int pair) { reinterpret_cast<float2*>(out)[pair] = sum[k]; });
+      if (lane_index() == 0 && warp_ % warps_per_row == 0)
+        *reinterpret_cast<softmax_state*>(out + layout::value_dim) = state;
+      return;
+    }
+    softmax_state total;
+    float2 total_sum[lane_pairs];
+    const bool has_any = chunk >= partial;
+    if (has_any) {
+      total = sum_state(1, row, warp_);
+      for_pairs([&](int k, int pair) { total_sum[k] = sums(1, row)[pair]; });
+    }
+    join_sums(has_any, total, total_sum, state, sum);
+    for_pairs([&](int k, int pair) { sums(1, row)[pair] = total_sum[k]; });
+    __syncwarp();
+    if (lane_index() == 0) sum_state(1, row, warp_) = total;
+    __syncwarp();
   }
 
   // Where a row of a partial sum is kept for the combining kernel.
   __device__ float* stored_row(int partial, int row) const {
     const std::int64_t head = std::int64_t{blockIdx.z} * gridDim.y + blockIdx.y;
     return static_cast<float*>(p_.arguments.workspace) +
-           ((head * p_.partials + partial) * rows_per_block + row) * layout::stored_stride;
+           ((head * p_.partials + partial) * block_rows + row) * layout::stored_stride;
   }
 
   __device__ void finish(bool has_any) {
@@ -589,10 +550,6 @@ class attention_block {
   int ahead_ = 0;
   page_entry next_;
   int use_ = 0;  // of the slots
-  // What join_chunk comes to next.
-  int joined_chunk_ = 0;
-  int joined_block_ = 0;
-  int summed_ = 0;  // chunks in the section
 };
 
 }  // namespace detail

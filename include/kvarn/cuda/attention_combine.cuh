@@ -21,20 +21,25 @@ KVARN_KERNEL void __launch_bounds__(combine_threads)
   constexpr int dim = layout::value_dim;
   extern __shared__ float4 shared[];
   const attention_arguments& a = p.arguments;
+  // The kernel in front has waited for those before it: what they wrote can be read already.
   const attention_sequence& s = a.sequences[blockIdx.z];
   const int kv_head = static_cast<int>(blockIdx.y) % a.kv_heads;
   const int row =
-      static_cast<int>(blockIdx.x) + static_cast<int>(blockIdx.y) / a.kv_heads * rows_per_block;
+      static_cast<int>(blockIdx.x) + static_cast<int>(blockIdx.y) / a.kv_heads * p.block_rows;
   if (row >= s.tokens * a.heads) return;
-  const int partials = blocks_of(chunks_of(s.sink.count, s.page_count, s.tail.count), p.partial);
-  const int per_section = chunks_per_section / p.partial;
+  const auto chunks = sequence_chunks::of(s.sink.count, s.page_count, s.tail.count);
+  const int partial = chunks.partial(chunks.run(p.splits));
+  const int partials = blocks_of(chunks.count(), partial);
+  const int per_section = chunks_per_section / partial;
   constexpr int stride = layout::stored_stride;
   const float* const stored =
       static_cast<const float*>(a.workspace) +
-      ((std::int64_t{blockIdx.z} * gridDim.y + blockIdx.y) * p.partials * rows_per_block +
+      ((std::int64_t{blockIdx.z} * gridDim.y + blockIdx.y) * p.partials * p.block_rows +
        blockIdx.x) *
           stride;
-  const auto part = [stored](int i) { return stored + std::int64_t{i} * rows_per_block * stride; };
+  const auto part = [stored, &p](int i) {
+    return stored + std::int64_t{i} * p.block_rows * stride;
+  };
 
   const int thread = static_cast<int>(threadIdx.x);
   constexpr int per_thread = blocks_of(dim, combine_threads);
@@ -58,9 +63,7 @@ KVARN_KERNEL void __launch_bounds__(combine_threads)
         stored_value[i][k] = start + i < partials && d < dim ? __ldcg(part(start + i) + d) : 0.0f;
       }
   };
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");  // for the blocks that store
-#endif
+  wait_for_kernels_before();
   softmax_state mine = state_of(lane_index());
   load(0);
   int maximum = mine.maximum;

@@ -16,7 +16,6 @@ namespace detail {
 inline constexpr int groups_per_chunk = 8;
 inline constexpr int chunks_per_section = 4;
 inline constexpr int exact_chunk = 128;  // tokens
-inline constexpr int rows_per_block = 8;
 
 struct attention_parameters {
   attention_arguments arguments;
@@ -24,12 +23,9 @@ struct attention_parameters {
   float out_scale;  // of the rotation back
   soft_cap cap;     // in units of log 2
   int window;       // tokens that a row sees; all: more than there can be
-  int row_blocks;   // of rows_per_block rows
-  int rows;         // in a block: what was made room for
-  int run;          // chunks that a block takes
-  int partial;      // chunks that are summed up before they are stored
-  int partials;     // of one sequence, at most
-  int splits;
+  int block_rows;   // rows of queries in a block of threads, 4 or 8
+  int splits;       // blocks of threads that a sequence is cut into
+  int partials;     // sums that one sequence stores, at most
   std::uint32_t page_bytes;
   int lag;  // by how many steps parts are joined later: 1 where there is room for those of two
   // Offsets into shared memory, in bytes.
@@ -41,10 +37,54 @@ struct attention_parameters {
 
 KVARN_INLINE constexpr int blocks_of(int count, int size) { return (count + size - 1) / size; }
 
-// Chunks of one sequence: sink, sealed groups, tail.
-KVARN_INLINE constexpr int chunks_of(int sink, int pages, int tail) {
-  return blocks_of(sink, exact_chunk) + blocks_of(pages, groups_per_chunk) +
-         blocks_of(tail, exact_chunk);
+// The chunks of one sequence, and how blocks of threads share them: by the tokens that it has when
+// the kernel runs, not by the bounds of the call.
+struct sequence_chunks {
+  int sink;
+  int sealed;
+  int tail;
+
+  // Of counts of tokens, and of pages.
+  KVARN_INLINE static constexpr sequence_chunks of(int sink, int pages, int tail) {
+    return {blocks_of(sink, exact_chunk), blocks_of(pages, groups_per_chunk),
+            blocks_of(tail, exact_chunk)};
+  }
+  KVARN_INLINE constexpr int count() const { return sink + sealed + tail; }
+
+  // How many each of `splits` blocks takes, whole sections; 0: where that would give some more than
+  // an eighth too many, each takes about the same time.
+  KVARN_INLINE constexpr int run(int splits) const {
+    const int even = quotient(count() + splits - 1, splits);
+    const int whole = chunks_per_section * blocks_of(even, chunks_per_section);
+    return splits == 1 || (even >= chunks_per_section && 8 * whole <= 9 * even) ? whole : 0;
+  }
+  static constexpr int longest_uneven_run = 21;  // on average, of blocks with run 0
+  // How many are summed up before they are stored.
+  KVARN_INLINE static constexpr int partial(int run) { return run > 0 ? chunks_per_section : 1; }
+
+  // The first chunk of block `block` of `splits`; that of `splits` is the end. Exact chunks take
+  // about a quarter of the time of sealed ones.
+  KVARN_INLINE constexpr int first(int block, int splits, int run) const {
+    const auto within = [](int i, int last) { return i < 0 ? 0 : i > last ? last : i; };
+    if (run > 0) return within(block * run, count());
+    if (splits >= count()) return within(block, count());
+    // Chunks whose middle is in front of this, in halves of the time of an exact one.
+    const int time = quotient(block * (2 * sink + 8 * sealed + 2 * tail), splits);
+    return within(time / 2, sink) + within((time - 2 * sink + 3) / 8, sealed) +
+           within((time - 2 * sink - 8 * sealed) / 2, tail);
+  }
+
+ private:
+  KVARN_INLINE static constexpr int quotient(int a, int b) {
+    return static_cast<int>(static_cast<unsigned>(a) / static_cast<unsigned>(b));
+  }
+};
+
+// Whether a row sees token `token` of tokens that begin `ahead` in front of the end of what it
+// sees.
+__device__ inline bool sees(int ahead, int token, int window) {
+  const int behind = ahead - token;  // 1 for the row's own token
+  return behind > 0 && behind <= window;
 }
 
 // Sizes that follow from the format alone.
@@ -60,6 +100,10 @@ struct attention_layout {
   // row, keep lanes on different banks.
   static constexpr int query_stride = padded_key_dim + 4;
   static constexpr int part_stride = value_dim + 8;
+  // Elements of a query in shared memory: what scores with it are multiplied by, and (as bits of an
+  // integer) how many tokens it is behind the block's first row.
+  static constexpr int query_unit = padded_key_dim;
+  static constexpr int query_offset = padded_key_dim + 1;
   static constexpr int stored_stride = value_dim + 4;
   // [leaf][row][part_stride], then the maximum and the sum of each.
   static constexpr int part_floats = groups_per_chunk * 4 * (part_stride + 2);
@@ -127,6 +171,12 @@ __device__ inline softmax_state joined(const softmax_state& a, const softmax_sta
   return {maximum, std::fma(a.sum, first, b.sum * second)};
 }
 
+// What a warp joins next.
+struct place_of_join {
+  int chunk;
+  int summed;  // chunks in the section
+};
+
 // What a block of threads is to do. Every warp has a copy in shared memory: there are no registers
 // for numbers that are seldom used.
 struct block_work {
@@ -135,11 +185,15 @@ struct block_work {
   const page_entry* pages;
   int spread;  // how many tokens more the last row sees
   int rows;
-  int padded;  // rows, rounded up to those that go through a tile together
-  int end;     // of the chunks
+  int next;     // chunk that is attended to
+  int end;      // of the chunks
+  int partial;  // chunks that are summed up before they are stored
+  place_of_join join;
   int first_group;
   int end_group;
-  int whole;  // times eight chunks from first_whole on, of which a warp takes whole ones
+  int sink_chunks;
+  int first_tail;  // chunk
+  int whole;       // times eight chunks from first_whole on, of which a warp takes whole ones
   int first_whole;
 };
 

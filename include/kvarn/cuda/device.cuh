@@ -51,6 +51,34 @@ inline int device_attribute(cudaDeviceAttr attribute) {
   return value;
 }
 
+// Starts a kernel that calls wait_for_kernels_before, on devices that can while the kernel in front
+// of it ends.
+template <class Kernel, class Parameters>
+launch_status launch(Kernel kernel, dim3 grid, int threads, std::size_t shared_bytes,
+                     cudaStream_t stream, const Parameters& parameters) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 1 : 0;
+  const cudaError_t code = cudaLaunchKernelEx(&config, kernel, parameters);
+  return {code, code == cudaSuccess ? std::string() : std::string(cudaGetErrorString(code))};
+}
+
+// Until all that was launched before is done and can be read; then the kernel behind this one may
+// be started, to wait in its turn. Only what no kernel writes may be read before it.
+__device__ inline void wait_for_kernels_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 __device__ inline int lane_index() { return static_cast<int>(threadIdx.x & 31u); }
 
 __device__ inline float to_float(std::uint16_t half) {
@@ -74,6 +102,27 @@ __device__ inline float_pair unpack_halves(std::uint32_t pair) {
           to_float(static_cast<std::uint16_t>(pair >> 16))};
 }
 
+// The same of a type of 16 bits.
+__device__ inline float_pair unpack_pair(element_type type, std::uint32_t pair) {
+  if (type == element_type::float16) return unpack_halves(pair);
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+// Two numbers in one word, to nearest even.
+__device__ inline std::uint32_t pack_pair(element_type type, float low, float high) {
+  std::uint32_t out;
+  if (type == element_type::float16)
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+}
+// Two numbers rounded, or what the rounding leaves, rounded.
+__device__ inline std::uint32_t part_of_pair(element_type type, float low, float high,
+                                             bool is_rest) {
+  const float_pair rounded = unpack_pair(type, pack_pair(type, low, high));
+  return pack_pair(type, is_rest ? low - rounded.low : low, is_rest ? high - rounded.high : high);
+}
+
 // Element `index` of an array of `type`.
 __device__ inline float load_element(const void* array, element_type type, std::int64_t index) {
   if (type == element_type::float32) return __ldg(static_cast<const float*>(array) + index);
@@ -92,14 +141,7 @@ __device__ inline std::uint32_t round_pair(element_type type, float low, float h
   const float limit = type == element_type::float16
                           ? 65504.0f
                           : static_cast<float>(bfloat16::from_bits(bfloat16::max_bits));
-  low = fminf(fmaxf(low, -limit), limit);
-  high = fminf(fmaxf(high, -limit), limit);
-  std::uint32_t out;
-  if (type == element_type::float16)
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-  else
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-  return out;
+  return pack_pair(type, fminf(fmaxf(low, -limit), limit), fminf(fmaxf(high, -limit), limit));
 }
 __device__ inline void store_element(void* array, element_type type, std::int64_t index,
                                      float value) {
@@ -114,45 +156,10 @@ __device__ inline void widen_eight(uint4 raw, element_type type, float* out) {
   const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (type == element_type::float16) {
-      const float_pair pair = unpack_halves(words[i]);
-      out[2 * i] = pair.low;
-      out[2 * i + 1] = pair.high;
-    } else {
-      out[2 * i] = __uint_as_float(words[i] << 16);
-      out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-    }
+    const float_pair pair = unpack_pair(type, words[i]);
+    out[2 * i] = pair.low;
+    out[2 * i + 1] = pair.high;
   }
-}
-
-// Eight elements from a place that is a multiple of 16 bytes.
-__device__ inline void load_eight(const void* array, element_type type, std::int64_t index,
-                                  float* out) {
-  if (type != element_type::float32) {
-    widen_eight(
-        __ldg(reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(array) + index)),
-        type, out);
-    return;
-  }
-  const auto* const quads =
-      reinterpret_cast<const float4*>(static_cast<const float*>(array) + index);
-  const float4 a = __ldg(quads);
-  const float4 b = __ldg(quads + 1);
-  out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w;
-  out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
-}
-
-// Two elements from a place that is a multiple of their size.
-__device__ inline float_pair load_pair(const void* array, element_type type, std::int64_t index) {
-  if (type == element_type::float32) {
-    const float2 pair =
-        __ldg(reinterpret_cast<const float2*>(static_cast<const float*>(array) + index));
-    return {pair.x, pair.y};
-  }
-  const std::uint32_t pair = __ldg(
-      reinterpret_cast<const std::uint32_t*>(static_cast<const std::uint16_t*>(array) + index));
-  if (type == element_type::float16) return unpack_halves(pair);
-  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
 }
 
 // Copies 16 bytes from global to shared memory in the background.

@@ -42,6 +42,7 @@ template <int Threads>
 KVARN_KERNEL void __launch_bounds__(Threads)
     append_kernel(const __grid_constant__ append_parameters p) {
   extern __shared__ float4 shared[];
+  wait_for_kernels_before();
   const append_arguments& a = p.arguments;
   const append_sequence& s = a.sequences[blockIdx.z];
   const bool is_key = blockIdx.y == 0;
@@ -112,9 +113,8 @@ inline launch_status append(const append_arguments& a, cudaStream_t stream) {
   const dim3 grid(
       static_cast<unsigned>((vectors + detail::append_batch - 1) / detail::append_batch), 2,
       static_cast<unsigned>(a.count));
-  detail::append_kernel<detail::block_threads>
-      <<<grid, detail::block_threads, shared_bytes, stream>>>(p);
-  return detail::last_launch();
+  return detail::launch(detail::append_kernel<detail::block_threads>, grid, detail::block_threads,
+                        shared_bytes, stream, p);
 }
 
 inline launch_status copy_rows(const row_copy* copies, int count, cudaStream_t stream) {

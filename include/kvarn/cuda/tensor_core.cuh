@@ -1,4 +1,4 @@
-// Integer tensor cores, and copies of records into shared memory.
+// Tensor cores, and copies of records into shared memory.
 #pragma once
 
 #include "device.cuh"
@@ -20,6 +20,23 @@ __device__ inline void multiply_bytes(int (&c)[4], const std::uint32_t (&a)[4], 
     asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
         "{%0,%1,%2,%3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// c += a b, 16 x 8 x 16, of binary16 or bfloat16.
+template <element_type Type>
+__device__ inline void multiply_pairs(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                      std::uint32_t b1) {
+  static_assert(Type != element_type::float32);
+  if constexpr (Type == element_type::float16)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
