@@ -15,6 +15,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "../examples/demo/cli.hpp"
@@ -88,11 +89,11 @@ outcome run(std::vector<std::string> arguments) {
   return {status, out.str(), err.str()};
 }
 
-const kvarn_demo::method& method_named(const std::string& name) {
+const kvarn_demo::method& method_named(std::string_view name) {
   static const auto methods = kvarn_demo::all_methods();
   const auto found =
       std::find_if(methods.begin(), methods.end(), [&](const auto& m) { return m.name == name; });
-  if (found == methods.end()) throw std::out_of_range("no method " + name);
+  if (found == methods.end()) throw std::out_of_range("no method " + std::string(name));
   return *found;
 }
 

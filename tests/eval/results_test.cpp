@@ -109,7 +109,10 @@ TEST_F(Results, ReportOfOnePositionHasNoThirds) {
   all.windows = {window};
   all.exact = {{{1}, {7}}};
   all.methods = {"kivi"};
-  all.results = {{{.bits = 2.25, .pseudo_decode = {{0.5f}, {1}, {1}}}}};
+  method_result result;
+  result.bits = 2.25;
+  result.pseudo_decode = {{0.5f}, {1}, {1}};
+  all.results = {{result}};
   const auto report = to_json(all);
   EXPECT_EQ(report.at("methods").at(0).at("all").at("kl_mean"), 0.5);
   EXPECT_TRUE(report.at("methods").at(0).at("thirds").empty());
