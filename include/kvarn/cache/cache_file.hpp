@@ -42,7 +42,7 @@ namespace detail {
 template <class State>
 status write_sequences(const cache_base<State>& cache, std::span<const sequence_id> ids,
                        std::ostream& stream) {
-  using T = typename State::element;
+  using element = typename State::element;
   using storage_type = typename State::storage_type;
   const page_table& table = cache.table();
   const storage_type& storage = cache.storage();
@@ -59,7 +59,7 @@ status write_sequences(const cache_base<State>& cache, std::span<const sequence_
   }
 
   section_writer out(stream);
-  cache_file_header header = header_of<T>(table, shape);
+  cache_file_header header = header_of<element>(table, shape);
   header.pages = static_cast<std::uint32_t>(pages.size());
   header.sequences = static_cast<std::uint32_t>(ids.size());
   out.write(header);
@@ -90,8 +90,8 @@ status write_sequences(const cache_base<State>& cache, std::span<const sequence_
       const sequence_extent extent = table.extent(id, layer);
       const auto uncommitted = static_cast<int>(extent.length - table.committed(id));
       const auto write = [&](const typename storage_type::run& run, int count) {
-        storage.read_rows(run, count, [&](const T* values, std::size_t elements) {
-          out.write(values, elements * sizeof(T));
+        storage.read_rows(run, count, [&](const element* values, std::size_t elements) {
+          out.write(values, elements * sizeof(element));
         });
       };
       const int from_sink =

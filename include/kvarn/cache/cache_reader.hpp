@@ -71,7 +71,7 @@ bool all_finite(const T* values, std::size_t count) {
 // Restores one file into one cache.
 template <class State>
 class cache_reader {
-  using T = typename State::element;
+  using element = typename State::element;
   using run = typename State::storage_type::run;
 
  public:
@@ -93,7 +93,7 @@ class cache_reader {
 
  private:
   bool read_header() {
-    const auto expected = detail::header_of<T>(table_, state_.storage.shape());
+    const auto expected = detail::header_of<element>(table_, state_.storage.shape());
     if (!in_.read(header_, "header")) return false;
     if (header_.magic != expected.magic)
       return in_.fail(error_code::invalid_format, "it does not start as one");
@@ -237,8 +237,8 @@ class cache_reader {
                                   static_cast<std::size_t>(count) * state_.storage.row_bytes(),
                                   " bytes; ", state_.storage.exact_room()}));
     bool finite = true;
-    state_.storage.write_rows(rows, count, [&](T* values, std::size_t elements) {
-      finite = in_.read(values, elements * sizeof(T), "exact rows") && finite &&
+    state_.storage.write_rows(rows, count, [&](element* values, std::size_t elements) {
+      finite = in_.read(values, elements * sizeof(element), "exact rows") && finite &&
                detail::all_finite(values, elements);
     });
     if (!in_.ok()) return false;
