@@ -80,7 +80,7 @@ struct message_part {
   // NOLINTNEXTLINE(google-explicit-constructor)
   KVARN_INLINE constexpr message_part(const char* words) : text(words) {}
   // NOLINTNEXTLINE(google-explicit-constructor)
-  KVARN_INLINE message_part(const std::string& words) : text(words.c_str()) {}
+  KVARN_ALWAYS_INLINE message_part(const std::string& words) : text(words.c_str()) {}
   template <std::integral T>
   KVARN_INLINE constexpr message_part(T number)  // NOLINT(google-explicit-constructor)
       : magnitude(static_cast<unsigned long long>(number)) {
