@@ -193,7 +193,7 @@ launch_status attend(const attention_arguments& arguments, cudaStream_t stream) 
   if (const cudaError_t code = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes);
       code != cudaSuccess)
-    return {code, cudaGetErrorString(code)};
+    return detail::status_of(code);
   const int rows = a.max_tokens * a.heads;
   const dim3 grid(static_cast<unsigned>(p.splits),
                   static_cast<unsigned>(a.kv_heads * detail::blocks_of(rows, p.block_rows)),

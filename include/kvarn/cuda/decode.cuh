@@ -160,7 +160,7 @@ launch_status launch_decoding(decode_parameters p, cudaStream_t stream) {
   if (const cudaError_t code = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
       code != cudaSuccess)
-    return {code, cudaGetErrorString(code)};
+    return status_of(code);
   const auto blocks =
       static_cast<unsigned>(p.arguments.count) * static_cast<unsigned>(p.arguments.kv_heads);
   kernel<<<blocks, block_threads, shared_bytes, stream>>>(p);

@@ -19,11 +19,12 @@ namespace detail {
 
 inline constexpr unsigned all_lanes = 0xffffffffu;
 
-// The status of the launch just made.
-inline launch_status last_launch() {
-  const cudaError_t code = cudaGetLastError();
+inline launch_status status_of(cudaError_t code) {
   return {code, code == cudaSuccess ? std::string() : std::string(cudaGetErrorString(code))};
 }
+
+// The status of the launch just made.
+inline launch_status last_launch() { return status_of(cudaGetLastError()); }
 
 inline launch_status refuse(std::string message) {
   return {cudaErrorInvalidValue, std::move(message)};
@@ -66,8 +67,7 @@ launch_status launch(Kernel kernel, dim3 grid, int threads, std::size_t shared_b
   attribute.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &attribute;
   config.numAttrs = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 1 : 0;
-  const cudaError_t code = cudaLaunchKernelEx(&config, kernel, parameters);
-  return {code, code == cudaSuccess ? std::string() : std::string(cudaGetErrorString(code))};
+  return status_of(cudaLaunchKernelEx(&config, kernel, parameters));
 }
 
 // Until all that was launched before is done and can be read; then the kernel behind this one may

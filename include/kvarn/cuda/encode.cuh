@@ -100,7 +100,7 @@ launch_status launch_encoding(const encode_plan& plan, cudaStream_t stream) {
   if (const cudaError_t code = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(plan.shared_bytes));
       code != cudaSuccess)
-    return {code, cudaGetErrorString(code)};
+    return status_of(code);
   const encode_arguments& a = plan.parameters.arguments;
   std::int64_t blocks = std::int64_t{a.count} * a.kv_heads;
   if (plan.workspace_per_block != 0)

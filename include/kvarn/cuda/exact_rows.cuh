@@ -108,7 +108,7 @@ inline launch_status append(const append_arguments& a, cudaStream_t stream) {
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                     static_cast<int>(shared_bytes));
       code != cudaSuccess)
-    return {code, cudaGetErrorString(code)};
+    return detail::status_of(code);
   const std::int64_t vectors = std::int64_t{a.max_tokens} * a.kv_heads;
   const dim3 grid(
       static_cast<unsigned>((vectors + detail::append_batch - 1) / detail::append_batch), 2,

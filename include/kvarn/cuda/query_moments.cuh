@@ -243,7 +243,7 @@ inline launch_status observe(const observe_arguments& arguments, cudaStream_t st
                                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                     static_cast<int>(shared_bytes));
       code != cudaSuccess)
-    return {code, cudaGetErrorString(code)};
+    return detail::status_of(code);
   const dim3 grid(
       static_cast<unsigned>(arguments.count) * static_cast<unsigned>(arguments.kv_heads),
       static_cast<unsigned>(blocks * (blocks + 1) / 2));
