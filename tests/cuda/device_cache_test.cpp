@@ -355,14 +355,7 @@ class pair_driver {
       ASSERT_TRUE(host_->attend(ids[i], layer, q, {.softmax_scale = 0.1f}, workspace_).ok());
       first += tokens[i];
     }
-    double error = 0;
-    double size = 0;
-    for (std::size_t i = 0; i < out.size(); ++i) {
-      const double d = static_cast<double>(out[i]) - static_cast<double>(expected[i]);
-      error += d * d;
-      size += static_cast<double>(expected[i]) * static_cast<double>(expected[i]);
-    }
-    EXPECT_LE(std::sqrt(error / size), largest_error) << "layer " << layer;
+    EXPECT_LE(kvarn_test::relative_error(out, expected), largest_error) << "layer " << layer;
     for (std::size_t i = 0; i < lse.size(); ++i)
       EXPECT_NEAR(lse[i], expected_lse[i], 3e-4 * (10 + std::fabs(expected_lse[i])));
     ++counts_.attended;
