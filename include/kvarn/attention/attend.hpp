@@ -115,12 +115,9 @@ void attend_rows(target on, const Task& task, int first_row, int count, int firs
   for (int chunk = first_chunk; chunk < end_chunk; ++chunk) {
     if (task.is_empty(chunk)) continue;
     for (int i = 0; i < count; ++i) clear_row(rows[i], dim);
-    if (chunk == 0) {
-      on_target::elements<typename Task::memory_element>::attend_exact(on, format, task.memory.sink,
-                                                                       cap, rows, count);
-    } else if (chunk == task.chunk_count() - 1) {
-      on_target::elements<typename Task::memory_element>::attend_exact(on, format, task.memory.tail,
-                                                                       cap, rows, count);
+    if (chunk == 0 || chunk == task.chunk_count() - 1) {
+      on_target::elements<typename Task::memory_element>::attend_exact(
+          on, format, chunk == 0 ? task.memory.sink : task.memory.tail, cap, rows, count);
     } else {
       const auto sealed =
           task.memory.sealed.subspan(static_cast<std::size_t>(chunk - 1) * groups_per_chunk);
