@@ -136,12 +136,14 @@ __device__ inline std::uint16_t round_to(element_type type, float value) {
   return type == element_type::float16 ? float16::saturated(value).bits
                                        : bfloat16::saturated(value).bits;
 }
-// Two finite numbers in one word, saturated.
+// The same of two numbers, in one word.
 __device__ inline std::uint32_t round_pair(element_type type, float low, float high) {
-  const float limit = type == element_type::float16
-                          ? 65504.0f
-                          : static_cast<float>(bfloat16::from_bits(bfloat16::max_bits));
-  return pack_pair(type, fminf(fmaxf(low, -limit), limit), fminf(fmaxf(high, -limit), limit));
+  std::uint32_t out;
+  if (type == element_type::float16)
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.satfinite.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
 }
 __device__ inline void store_element(void* array, element_type type, std::int64_t index,
                                      float value) {

@@ -22,6 +22,11 @@ struct code_run {
     if constexpr (Bits == 4) return ((i < 8 ? low : high) >> (4 * (i & 7))) & 15u;
   }
   __device__ float value(int i) const { return static_cast<float>(code(i)); }
+  // Codes 8 part .. 8 part + 7, as numbers 0 to 7.
+  __device__ code_run half(int part) const {
+    if constexpr (Bits == 4) return {part != 0 ? high : low, 0};
+    return {low >> (16 * part), high >> (8 * part)};
+  }
 };
 
 // The number that an FP8 step or scale stands for.

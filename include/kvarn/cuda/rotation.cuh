@@ -35,13 +35,15 @@ KVARN_INLINE constexpr std::size_t token_buffer_floats(int dim, int tokens) {
   return static_cast<std::size_t>((dim + 63) / 64) * static_cast<std::size_t>(68 * tokens + 16);
 }
 
-// Stage 1 of channels 16 k .. 16 k + 15. `block`: dim / hadamard_core(dim).
-__device__ inline void rotate_neighbours(float (&v)[16], int block) {
+// Stage 1, or the beginning of it, of channels N k .. N k + N - 1. `block`: dim /
+// hadamard_core(dim).
+template <int N>
+__device__ void rotate_neighbours(float (&v)[N], int block) {
 #pragma unroll
-  for (int half = 1; half < 16; half *= 2) {
+  for (int half = 1; half < N; half *= 2) {
     if (half >= block) break;
 #pragma unroll
-    for (int i = 0; i < 16; ++i)
+    for (int i = 0; i < N; ++i)
       if ((i & half) == 0) {
         const float a = v[i];
         const float b = v[i + half];

@@ -1,0 +1,324 @@
+// The kernels that decode tiles: two threads a token in registers, or a block through shared
+// memory.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "../format/tile_layout.hpp"
+#include "device.cuh"
+#include "packed.cuh"
+#include "rotation.cuh"
+
+namespace kvarn::cuda {
+
+inline namespace KVARN_CUDA_NAMESPACE {
+namespace detail {
+
+struct decode_parameters {
+  decode_arguments arguments;
+  tile_layout layout;
+  float unit;  // of the rotation
+
+  KVARN_INLINE int tiles() const { return arguments.count * arguments.kv_heads; }
+  __device__ int head(int tile) const { return tile % arguments.kv_heads; }
+  __device__ decode_group group(int tile) const {
+    return arguments.groups[tile / arguments.kv_heads];
+  }
+  // Starts to copy a record to shared memory.
+  __device__ void copy_record(const decode_group& group, int tile, float4* shared) const {
+    const std::size_t offset = layout.kind == tile_kind::key
+                                   ? arguments.format.key_offset(head(tile))
+                                   : arguments.format.value_offset(head(tile));
+    const auto* const record = reinterpret_cast<const float4*>(group.page + offset);
+    for (int i = static_cast<int>(threadIdx.x); i < record_quads();
+         i += static_cast<int>(blockDim.x))
+      copy_16_bytes(shared + i, record + i);
+  }
+  KVARN_INLINE int record_quads() const { return static_cast<int>(layout.record_bytes() / 16); }
+};
+
+// Writes channels 16 k + 8 part + i = v[k][i] of a token, rounded to its type, from element `place`
+// on.
+template <element_type Type, int Runs>
+__device__ void store_channels(const decode_arguments& a, void* tokens, std::int64_t place,
+                               bool is_aligned, int part, const float (&v)[Runs][8]) {
+#pragma unroll
+  for (int k = 0; k < Runs; ++k) {
+    const std::int64_t first = place + (16 * k + 8 * part) * a.strides.channel;
+    if constexpr (Type == element_type::float32) {
+      auto* const out = static_cast<float*>(tokens) + first;
+      if (is_aligned) {
+        reinterpret_cast<float4*>(out)[0] = make_float4(v[k][0], v[k][1], v[k][2], v[k][3]);
+        reinterpret_cast<float4*>(out)[1] = make_float4(v[k][4], v[k][5], v[k][6], v[k][7]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) out[i * a.strides.channel] = v[k][i];
+      }
+    } else {
+      std::uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pairs[i] = round_pair(Type, v[k][2 * i], v[k][2 * i + 1]);
+      auto* const out = static_cast<std::uint16_t*>(tokens) + first;
+      if (is_aligned) {
+        *reinterpret_cast<uint4*>(out) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+          out[i * a.strides.channel] = static_cast<std::uint16_t>(pairs[i / 2] >> (16 * (i % 2)));
+      }
+    }
+  }
+}
+
+// Whether runs of eight channels can be stored 16 bytes at a time.
+__device__ inline bool stores_are_aligned(const decode_arguments& a, const void* tokens) {
+  const auto bytes = static_cast<std::uint64_t>(element_bytes(a.type));
+  const auto steps = static_cast<std::uint64_t>(a.strides.token | a.strides.head);
+  return a.strides.channel == 1 &&
+         (reinterpret_cast<std::uint64_t>(tokens) | steps * bytes) % 16 == 0;
+}
+
+// A power of two as head dimension: lanes 2 n and 2 n + 1 hold a token, of each 16 neighbouring
+// channels the first and the last eight. The rotation needs no memory, as it meets the other lane
+// at half = 8 only. Blocks of 2 * group threads take one tile after another and copy the next one
+// meanwhile.
+template <int Dim>
+struct decode_pairs_policy {
+  static constexpr int blocks_per_multiprocessor = Dim <= 64 ? 3 : 2;
+};
+
+template <int Dim, tile_kind Kind, int Bits>
+KVARN_KERNEL void __launch_bounds__(block_threads,
+                                    decode_pairs_policy<Dim>::blocks_per_multiprocessor)
+    decode_pairs_kernel(const __grid_constant__ decode_parameters p) {
+  extern __shared__ float4 shared[];
+  constexpr bool is_key = Kind == tile_kind::key;
+  constexpr int runs = Dim / 16;
+  const decode_arguments& a = p.arguments;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int token = thread >> 1;
+  const int part = thread & 1;
+  const float sign = part != 0 ? -1.0f : 1.0f;
+  float4* const buffers = shared;
+  // Of each channel: step and zero of a key, scale of a value.
+  auto* const factors = reinterpret_cast<float*>(shared + 2 * p.record_quads());
+  const auto factor = [&](int which, int run, float(&out)[8]) {
+    const auto* const quad =
+        reinterpret_cast<const float4*>(factors + which * Dim + 16 * run + 8 * part);
+    const float4 low = quad[0];
+    const float4 high = quad[1];
+    out[0] = low.x, out[1] = low.y, out[2] = low.z, out[3] = low.w;
+    out[4] = high.x, out[5] = high.y, out[6] = high.z, out[7] = high.w;
+  };
+
+  const int stride = static_cast<int>(gridDim.x);
+  int tile = static_cast<int>(blockIdx.x);
+  decode_group group = p.group(tile);
+  p.copy_record(group, tile, buffers);
+  decode_group next = tile + stride < p.tiles() ? p.group(tile + stride) : group;
+  for (int buffer = 0; tile < p.tiles(); buffer ^= 1) {
+    wait_for_copies();
+    __syncthreads();
+    if (tile + stride < p.tiles())
+      p.copy_record(next, tile + stride, buffers + (buffer ^ 1) * p.record_quads());
+    const decode_group second_next =
+        tile + 2 * stride < p.tiles() ? p.group(tile + 2 * stride) : next;
+    const packed_record<Bits> record(
+        reinterpret_cast<const std::byte*>(buffers + buffer * p.record_quads()), p.layout);
+    for (int c = thread; c < Dim; c += static_cast<int>(blockDim.x)) {
+      factors[c] = is_key ? record.step(c) : record.scale(c);
+      if (is_key) factors[Dim + c] = record.zero(c);
+    }
+    __syncthreads();
+
+    float v[runs][8];
+    if constexpr (is_key) {
+      const float scale = record.scale(token);
+#pragma unroll
+      for (int k = 0; k < runs; ++k) {
+        const code_run<Bits> codes = record.codes(token, k).half(part);
+        float step[8];
+        float zero[8];
+        factor(0, k, step);
+        factor(1, k, zero);
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+          v[k][i] = __fmul_rn(std::fma(codes.value(i), step[i], zero[i]), scale);
+      }
+    } else {
+      const float step = record.step(token);
+      const float zero = record.zero(token);
+#pragma unroll
+      for (int k = 0; k < runs; ++k) {
+        float scale[8];
+        factor(0, k, scale);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const float code = record.codes(16 * k + 8 * part + i, token >> 4).value(token & 15);
+          v[k][i] = __fmul_rn(std::fma(code, step, zero), scale[i]);
+        }
+      }
+    }
+    if (a.rotate_back) {
+#pragma unroll
+      for (int k = 0; k < runs; ++k) {
+        rotate_neighbours(v[k], 8);
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+          v[k][i] = std::fma(sign, v[k][i], __shfl_xor_sync(all_lanes, v[k][i], 1));
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        float w[runs];
+#pragma unroll
+        for (int k = 0; k < runs; ++k) w[k] = v[k][i];
+        rotate_strided(w, runs);
+#pragma unroll
+        for (int k = 0; k < runs; ++k) v[k][i] = __fmul_rn(w[k], p.unit);
+      }
+    }
+    if (token < group.count) {
+      const bool is_aligned = stores_are_aligned(a, group.tokens);
+      const std::int64_t place = token * a.strides.token + p.head(tile) * a.strides.head;
+      switch (a.type) {
+        case element_type::float16:
+          store_channels<element_type::float16>(a, group.tokens, place, is_aligned, part, v);
+          break;
+        case element_type::bfloat16:
+          store_channels<element_type::bfloat16>(a, group.tokens, place, is_aligned, part, v);
+          break;
+        case element_type::float32:
+          store_channels<element_type::float32>(a, group.tokens, place, is_aligned, part, v);
+          break;
+      }
+    }
+    tile += stride;
+    group = next;
+    next = second_next;
+  }
+}
+
+// Tokens that a block rotates at a time, a multiple of 16.
+KVARN_INLINE constexpr int decode_batch(int dim) { return dim <= 128 ? 64 : 16; }
+
+// Any head dimension; the rotation goes through shared memory.
+template <tile_kind Kind, int Bits>
+KVARN_KERNEL void __launch_bounds__(block_threads)
+    decode_kernel(const __grid_constant__ decode_parameters p) {
+  extern __shared__ float4 shared[];
+  const decode_arguments& a = p.arguments;
+  const int tile_index = static_cast<int>(blockIdx.x);
+  const decode_group group = p.group(tile_index);
+  const tile_layout& layout = p.layout;
+  const int dim = layout.head_dim;
+  const int batch = decode_batch(dim);
+  const int runs = dim / 16;
+  const int block = dim / hadamard_core(dim);
+  const int thread = static_cast<int>(threadIdx.x);
+
+  auto* const record = reinterpret_cast<std::byte*>(shared);
+  auto* const scales = reinterpret_cast<float*>(record + layout.record_bytes());
+  const token_buffer<0> buffer{scales + layout.rows(), batch, dim};
+  p.copy_record(group, tile_index, shared);
+  wait_for_copies();
+  __syncthreads();
+  const packed_record<Bits> tile(record, layout);
+  for (int r = thread; r < layout.rows(); r += block_threads) scales[r] = tile.scale(r);
+  __syncthreads();
+
+  for (int first = 0; first < group.count; first += batch) {
+    float step[16];
+    float zero[16];
+    int columns = -1;  // run of columns that step and zero are of
+    for (int unit = thread; unit < batch * runs; unit += block_threads) {
+      // Neighbouring threads take neighbouring tokens of values, whose codes share a word.
+      const int token = Kind == tile_kind::key ? unit / runs : unit % batch;
+      const int run = Kind == tile_kind::key ? unit % runs : unit / batch;
+      float v[16];
+      if constexpr (Kind == tile_kind::key) {
+        if (run != columns) {
+          columns = run;
+#pragma unroll
+          for (int i = 0; i < 16; ++i) {
+            step[i] = tile.step(16 * run + i);
+            zero[i] = tile.zero(16 * run + i);
+          }
+        }
+        const code_run<Bits> codes = tile.codes(first + token, run);
+        const float scale = scales[first + token];
+#pragma unroll
+        for (int i = 0; i < 16; ++i)
+          v[i] = __fmul_rn(std::fma(codes.value(i), step[i], zero[i]), scale);
+      } else {
+        const int c = first + token;
+        if (c != columns) {
+          columns = c;
+          step[0] = tile.step(c);
+          zero[0] = tile.zero(c);
+        }
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          const int r = 16 * run + i;
+          const float code = tile.codes(r, c >> 4).value(c & 15);
+          v[i] = __fmul_rn(std::fma(code, step[0], zero[0]), scales[r]);
+        }
+      }
+      if (a.rotate_back) rotate_neighbours(v, block);
+      float* const out = buffer.data + (run >> 2) * buffer.plane() + 68 * token + (run & 3);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) out[4 * i] = v[i];
+    }
+    if (a.rotate_back)
+      rotate_cores(buffer, batch);
+    else
+      __syncthreads();
+
+    const bool strided = a.rotate_back && hadamard_core(dim) == 1;
+    const bool pairs = a.type != element_type::float32 && a.strides.channel == 1 &&
+                       (a.strides.token | a.strides.head) % 2 == 0 &&
+                       reinterpret_cast<std::uint64_t>(group.tokens) % 4 == 0;
+    const int l = thread & 15;
+    constexpr int max_runs = max_head_dim / 16;
+    for (int t = thread >> 4; t < batch; t += 16) {
+      float v[max_runs];
+      read_strided(buffer, t, l, v);
+      if (strided) rotate_strided(v, runs);
+      if (a.rotate_back) {
+#pragma unroll
+        for (int j = 0; j < max_runs; ++j) v[j] = __fmul_rn(v[j], p.unit);
+      }
+      const bool is_wanted = first + t < group.count;
+      const std::int64_t place =
+          (first + t) * a.strides.token + p.head(tile_index) * a.strides.head;
+#pragma unroll
+      for (int j = 0; j < max_runs; j += 2) {
+        if (j >= runs) break;
+        const bool has_second = j + 1 < max_runs && j + 1 < runs;
+        const float second = has_second ? v[j + 1 < max_runs ? j + 1 : j] : 0.0f;
+        if (pairs) {
+          // Even lanes store both channels of run j, odd ones those of run j + 1.
+          const std::uint32_t both = round_pair(a.type, v[j], second);
+          const std::uint32_t other = __shfl_xor_sync(all_lanes, both, 1);
+          const bool is_odd = (l & 1) != 0;
+          const std::uint32_t word =
+              is_odd ? __byte_perm(other, both, 0x7632) : __byte_perm(both, other, 0x5410);
+          if (is_wanted && (!is_odd || has_second))
+            *reinterpret_cast<std::uint32_t*>(static_cast<std::uint16_t*>(group.tokens) + place +
+                                              (l & ~1) + 16 * (j + (l & 1))) = word;
+        } else if (is_wanted) {
+          store_element(group.tokens, a.type, place + (l + 16 * j) * a.strides.channel, v[j]);
+          if (has_second)
+            store_element(group.tokens, a.type, place + (l + 16 * j + 16) * a.strides.channel,
+                          second);
+        }
+      }
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace detail
+}  // namespace KVARN_CUDA_NAMESPACE
+}  // namespace kvarn::cuda
