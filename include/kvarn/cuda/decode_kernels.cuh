@@ -100,7 +100,6 @@ KVARN_KERNEL void __launch_bounds__(block_threads,
   const int thread = static_cast<int>(threadIdx.x);
   const int token = thread >> 1;
   const int part = thread & 1;
-  const float sign = part != 0 ? -1.0f : 1.0f;
   float4* const buffers = shared;
   // Of each channel: step and zero of a key, scale of a value.
   auto* const factors = reinterpret_cast<float*>(shared + 2 * p.record_quads());
@@ -162,22 +161,11 @@ KVARN_KERNEL void __launch_bounds__(block_threads,
       }
     }
     if (a.rotate_back) {
+      rotate_in_lanes<2>(v, part);
 #pragma unroll
-      for (int k = 0; k < runs; ++k) {
-        rotate_neighbours(v[k], 8);
+      for (int k = 0; k < runs; ++k)
 #pragma unroll
-        for (int i = 0; i < 8; ++i)
-          v[k][i] = std::fma(sign, v[k][i], __shfl_xor_sync(all_lanes, v[k][i], 1));
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        float w[runs];
-#pragma unroll
-        for (int k = 0; k < runs; ++k) w[k] = v[k][i];
-        rotate_strided(w, runs);
-#pragma unroll
-        for (int k = 0; k < runs; ++k) v[k][i] = __fmul_rn(w[k], p.unit);
-      }
+        for (int i = 0; i < 8; ++i) v[k][i] = __fmul_rn(v[k][i], p.unit);
     }
     if (token < group.count) {
       const bool is_aligned = stores_are_aligned(a, group.tokens);

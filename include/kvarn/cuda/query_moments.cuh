@@ -29,70 +29,191 @@ launch_status factorize(const factor_arguments& arguments, cudaStream_t stream);
 
 namespace detail {
 
+// Queries that a block takes at a time, a multiple of 16.
+constexpr int observed_batch(int head_dim) { return head_dim <= 128 ? 64 : 16; }
+
 struct observe_parameters {
   observe_arguments arguments;
   float unit;  // of the rotation
-  int batch;   // queries at a time, a multiple of 16
+  int batch;   // queries at a time
+
+  // Floats from one rotated query to the next: the channels to whole blocks of 64, and as many as
+  // keep the lanes that write neighbouring queries off each other's banks.
+  KVARN_INLINE int query_floats() const { return (arguments.head_dim + 63) / 64 * 64 + 4; }
 };
 
+// Brings queries into shared memory, sanitized and rotated: for a power of two as head dimension
+// four lanes have a query in registers, of which they request the next while the block adds.
+template <int Dim>
+class batch_in_lanes {
+ public:
+  __device__ batch_in_lanes(const observe_parameters& p, const token_source& source, float*)
+      : p_(p), source_(source), is_vectorised_(source.is_vectorised()) {}
+
+  // Queries first .. first + count - 1, count at most p.batch.
+  __device__ void request(int first, int count) {
+    if (query() >= count || !is_vectorised_) return;
+    const std::int64_t place = source_.place(first + query());
+#pragma unroll
+    for (int k = 0; k < runs; ++k) {
+      const std::int64_t run = place + 32 * k + 8 * part();
+      if (source_.type == element_type::float32) {
+        const auto* const from =
+            reinterpret_cast<const uint4*>(static_cast<const float*>(source_.data) + run);
+        raw_[k][0] = __ldg(from);
+        raw_[k][1] = __ldg(from + 1);
+      } else {
+        raw_[k][0] = __ldg(
+            reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(source_.data) + run));
+      }
+    }
+  }
+  // Writes what was requested to rotated[query][query_floats()].
+  __device__ void write(int first, int count, float* rotated) const {
+    float* const out = rotated + query() * p_.query_floats() + 8 * part();
+    const std::int64_t place = query() < count ? source_.place(first + query()) : 0;
+    replaced_values replaced;
+    float v[runs][8] = {};
+#pragma unroll
+    for (int k = 0; k < runs; ++k) {
+      if (query() >= count) break;
+      take(k, place, v[k]);
+      sanitize_run<1>(v[k], out + 32 * k, replaced);
+    }
+    if (p_.arguments.rotate) {
+      rotate_in_lanes<lanes>(v, part());
+#pragma unroll
+      for (int k = 0; k < runs; ++k)
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[k][i] = __fmul_rn(v[k][i], p_.unit);
+    }
+#pragma unroll
+    for (int k = 0; k < runs; ++k)
+#pragma unroll
+      for (int i = 0; i < 8; i += 4)
+        *reinterpret_cast<float4*>(out + 32 * k + i) =
+            make_float4(v[k][i], v[k][i + 1], v[k][i + 2], v[k][i + 3]);
+  }
+
+ private:
+  static constexpr int lanes = 4;
+  static constexpr int runs = Dim / (8 * lanes);
+
+  __device__ static int query() { return static_cast<int>(threadIdx.x) / lanes; }
+  __device__ static int part() { return static_cast<int>(threadIdx.x) % lanes; }
+
+  __device__ void take(int k, std::int64_t place, float (&v)[8]) const {
+    if (!is_vectorised_) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        v[i] = load_element(source_.data, source_.type,
+                            place + (32 * k + 8 * part() + i) * source_.strides.channel);
+    } else if (source_.type == element_type::float32) {
+      const uint4 a = raw_[k][0];
+      const uint4 b = raw_[k][1];
+      const std::uint32_t words[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] = __uint_as_float(words[i]);
+    } else {
+      widen_eight(raw_[k][0], source_.type, v);
+    }
+  }
+
+  const observe_parameters& p_;
+  token_source source_;
+  bool is_vectorised_;
+  uint4 raw_[runs][2];
+};
+
+// The same for any head dimension, through a token_buffer at `memory`.
+class batch_in_memory {
+ public:
+  __device__ batch_in_memory(const observe_parameters& p, const token_source& source, float* memory)
+      : p_(p), source_(source), buffer_{memory, p.batch, p.arguments.head_dim} {}
+
+  __device__ void request(int, int) {}
+  __device__ void write(int first, int count, float* rotated) const {
+    const int dim = p_.arguments.head_dim;
+    const bool rotate = p_.arguments.rotate;
+    const int l = static_cast<int>(threadIdx.x) & 15;
+    replaced_values replaced;
+    load_tokens<2>(source_, first, count, rotate, buffer_, replaced);
+    for (int token = static_cast<int>(threadIdx.x) >> 4; token < count; token += 16) {
+      float v[max_head_dim / 16];
+      read_strided(buffer_, token, l, v);
+      if (rotate && hadamard_core(dim) == 1) rotate_strided(v, dim / 16);
+#pragma unroll
+      for (int j = 0; j < max_head_dim / 16; ++j) {
+        if (j >= dim / 16) break;
+        rotated[token * p_.query_floats() + l + 16 * j] = rotate ? __fmul_rn(v[j], p_.unit) : v[j];
+      }
+    }
+  }
+
+ private:
+  const observe_parameters& p_;
+  token_source source_;
+  token_buffer<0> buffer_;
+};
+
+// Calls f(entry, i, j) for each of a thread's 4 x 4 entries in the upper triangle of
+// sums[dim][dim].
+template <class F>
+__device__ void for_upper_entries(float* sums, int dim, int row, int col, const F& f) {
+  // So that no registers keep addresses and tests from the first call to the second.
+  asm volatile("" : "+r"(row), "+r"(col));
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if (row + i <= col + j && col + j < dim) f(sums[(row + i) * dim + col + j], i, j);
+}
+
 // A block adds 64 x 64 entries: blockIdx.y counts such blocks of the upper triangle. A thread has
-// 4 x 4 of them and takes the queries in order.
-template <int Threads>
-KVARN_KERNEL void __launch_bounds__(Threads)
+// 4 x 4 of them and takes the queries in order. `Batch`: one of the two above.
+template <class Batch>
+KVARN_KERNEL void __launch_bounds__(block_threads)
     observe_kernel(const __grid_constant__ observe_parameters p) {
   extern __shared__ float4 shared[];
   const observe_arguments& a = p.arguments;
   const int dim = a.head_dim;
-  const int padded = (dim + 63) / 64 * 64;
+  const int thread = static_cast<int>(threadIdx.x);
   const int kv_head = static_cast<int>(blockIdx.x % static_cast<unsigned>(a.kv_heads));
-  const observed_queries work = a.sequences[blockIdx.x / static_cast<unsigned>(a.kv_heads)];
+  const observed_queries* const work = a.sequences + blockIdx.x / static_cast<unsigned>(a.kv_heads);
   int block_row = 0;
   int block_col = static_cast<int>(blockIdx.y);
-  for (int left = padded / 64; block_col >= left; --left) {
+  for (int left = (dim + 63) / 64; block_col >= left; --left) {
     block_col -= left;
     ++block_row;
   }
   block_col += block_row;
 
-  const token_buffer<0> buffer{reinterpret_cast<float*>(shared), p.batch, dim};
-  float* const rotated = buffer.data + token_buffer_floats(dim, p.batch);  // [batch][padded]
-  for (int i = static_cast<int>(threadIdx.x); i < p.batch * padded; i += block_threads)
-    rotated[i] = 0;
-
-  const int row = 64 * block_row + 4 * (static_cast<int>(threadIdx.x) >> 4);
-  const int col = 64 * block_col + 4 * (static_cast<int>(threadIdx.x) & 15);
-  float* const out = work.sums + std::int64_t{kv_head} * dim * dim;
-  float sum[4][4] = {};
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-      if (row + i <= col + j && col + j < dim) sum[i][j] = out[(row + i) * dim + col + j];
-
-  const bool strided = a.rotate && hadamard_core(dim) == 1;
-  const int l = static_cast<int>(threadIdx.x) & 15;
-  const int vectors = work.count * a.heads;
-  const token_source source{work.queries, a.type, a.heads,
+  const int vectors = work->count * a.heads;
+  const token_source source{work->queries, a.type, a.heads,
                             std::int64_t{kv_head} * a.heads * a.strides.head, a.strides};
+  auto* const rotated = reinterpret_cast<float*>(shared);  // [batch][query_floats()]
+  const int rotated_floats = p.batch * p.query_floats();
+  Batch batch(p, source, rotated + rotated_floats);
+  batch.request(0, min(p.batch, vectors));
+  for (int i = thread; i < rotated_floats; i += block_threads) rotated[i] = 0;
+
+  const int row = 64 * block_row + 4 * (thread >> 4);
+  const int col = 64 * block_col + 4 * (thread & 15);
+  float sum[4][4] = {};
+  const std::int64_t sums = std::int64_t{kv_head} * dim * dim;
+  for_upper_entries(work->sums + sums, dim, row, col,
+                    [&](float& entry, int i, int j) { sum[i][j] = entry; });
   for (int first = 0; first < vectors; first += p.batch) {
     const int count = min(p.batch, vectors - first);
-    replaced_values replaced;
-    load_tokens<2>(source, first, count, a.rotate, buffer, replaced);
-    for (int token = static_cast<int>(threadIdx.x) >> 4; token < count; token += 16) {
-      float v[max_head_dim / 16];
-      read_strided(buffer, token, l, v);
-      if (strided) rotate_strided(v, dim / 16);
-#pragma unroll
-      for (int j = 0; j < max_head_dim / 16; ++j) {
-        if (j >= dim / 16) break;
-        rotated[token * padded + l + 16 * j] = a.rotate ? __fmul_rn(v[j], p.unit) : v[j];
-      }
-    }
     __syncthreads();
+    batch.write(first, count, rotated);
+    __syncthreads();
+    batch.request(first + p.batch, min(p.batch, vectors - first - p.batch));
 #pragma unroll 4
     for (int t = 0; t < count; ++t) {
-      const float4 r = *reinterpret_cast<const float4*>(rotated + t * padded + row);
-      const float4 c = *reinterpret_cast<const float4*>(rotated + t * padded + col);
+      const float* const query = rotated + t * p.query_floats();
+      const float4 r = *reinterpret_cast<const float4*>(query + row);
+      const float4 c = *reinterpret_cast<const float4*>(query + col);
       const float rows[4] = {r.x, r.y, r.z, r.w};
       const float cols[4] = {c.x, c.y, c.z, c.w};
 #pragma unroll
@@ -100,13 +221,29 @@ KVARN_KERNEL void __launch_bounds__(Threads)
 #pragma unroll
         for (int j = 0; j < 4; ++j) sum[i][j] = std::fma(rows[i], cols[j], sum[i][j]);
     }
-    __syncthreads();
   }
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-      if (row + i <= col + j && col + j < dim) out[(row + i) * dim + col + j] = sum[i][j];
+  for_upper_entries(work->sums + sums, dim, row, col,
+                    [&](float& entry, int i, int j) { entry = sum[i][j]; });
+}
+
+template <class Batch>
+launch_status launch_observing(const observe_arguments& arguments, std::size_t batch_floats,
+                               cudaStream_t stream) {
+  const auto kernel = observe_kernel<Batch>;
+  const observe_parameters p{arguments, rotation_unit(arguments.head_dim, arguments.rotate),
+                             observed_batch(arguments.head_dim)};
+  const std::size_t shared_bytes =
+      sizeof(float) * (batch_floats + static_cast<std::size_t>(p.batch * p.query_floats()));
+  if (const cudaError_t code = cudaFuncSetAttribute(
+          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+      code != cudaSuccess)
+    return status_of(code);
+  const int blocks = (arguments.head_dim + 63) / 64;
+  const dim3 grid(
+      static_cast<unsigned>(arguments.count) * static_cast<unsigned>(arguments.kv_heads),
+      static_cast<unsigned>(blocks * (blocks + 1) / 2));
+  kernel<<<grid, block_threads, shared_bytes, stream>>>(p);
+  return last_launch();
 }
 
 // lambda of one matrix, by every warp on its own.
@@ -234,23 +371,12 @@ inline launch_status observe(const observe_arguments& arguments, cudaStream_t st
                   std::to_string(arguments.heads) + "; both must be at least 1");
   if (arguments.count < 1) return {};
   if (arguments.sequences == nullptr) return refuse("sequences is null");
-  const int blocks = (arguments.head_dim + 63) / 64;
-  const int batch = arguments.head_dim <= 128 ? 64 : 16;
-  const std::size_t shared_bytes =
-      sizeof(float) * (detail::token_buffer_floats(arguments.head_dim, batch) +
-                       static_cast<std::size_t>(batch * 64 * blocks));
-  if (const cudaError_t code = cudaFuncSetAttribute(detail::observe_kernel<detail::block_threads>,
-                                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                    static_cast<int>(shared_bytes));
-      code != cudaSuccess)
-    return detail::status_of(code);
-  const dim3 grid(
-      static_cast<unsigned>(arguments.count) * static_cast<unsigned>(arguments.kv_heads),
-      static_cast<unsigned>(blocks * (blocks + 1) / 2));
-  detail::observe_kernel<detail::block_threads>
-      <<<grid, detail::block_threads, shared_bytes, stream>>>(
-          {arguments, detail::rotation_unit(arguments.head_dim, arguments.rotate), batch});
-  return detail::last_launch();
+  const int dim = arguments.head_dim;
+  if (dim == 64) return detail::launch_observing<detail::batch_in_lanes<64>>(arguments, 0, stream);
+  if (dim == 128)
+    return detail::launch_observing<detail::batch_in_lanes<128>>(arguments, 0, stream);
+  return detail::launch_observing<detail::batch_in_memory>(
+      arguments, detail::token_buffer_floats(dim, detail::observed_batch(dim)), stream);
 }
 
 inline launch_status factorize(const factor_arguments& arguments, cudaStream_t stream) {

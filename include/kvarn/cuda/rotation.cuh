@@ -1,6 +1,7 @@
-// The Hadamard transform of a batch of head vectors by one block of threads, through shared memory.
+// The Hadamard transform of a batch of head vectors by one block of threads.
 //
-// Sums are those of hadamard_unnormalized (docs/arithmetic.md, section 3), in three stages:
+// Sums are those of hadamard_unnormalized (docs/arithmetic.md, section 3), in three stages where
+// the vectors go through shared memory:
 //   1. a thread has 16 neighbouring channels: half = 1, 2, 4, 8;
 //   2. Paley's matrices across blocks, where the dimension has such a core;
 //   3. a thread has every 16th channel: half = 16, 32, ...
@@ -67,6 +68,32 @@ __device__ void rotate_strided(float (&v)[N], int count) {
         v[i] = a + b;
         v[i + half] = a - b;
       }
+  }
+}
+
+// All stages for a power of two in registers: of one token, lane `part` of `Lanes` neighbouring
+// ones has channels 8 (Lanes k + part) + i = v[k][i].
+template <int Lanes, int Runs>
+__device__ void rotate_in_lanes(float (&v)[Runs][8], int part) {
+#pragma unroll
+  for (int k = 0; k < Runs; ++k) rotate_neighbours(v[k], 8);
+#pragma unroll
+  for (int mask = 1; mask < Lanes; mask *= 2) {
+    const float sign = (part & mask) != 0 ? -1.0f : 1.0f;
+#pragma unroll
+    for (int k = 0; k < Runs; ++k)
+#pragma unroll
+      for (int i = 0; i < 8; ++i)  // a + b or a - b
+        v[k][i] = std::fma(sign, v[k][i], __shfl_xor_sync(all_lanes, v[k][i], mask));
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    float column[Runs];
+#pragma unroll
+    for (int k = 0; k < Runs; ++k) column[k] = v[k][i];
+    rotate_strided(column, Runs);
+#pragma unroll
+    for (int k = 0; k < Runs; ++k) v[k][i] = column[k];
   }
 }
 

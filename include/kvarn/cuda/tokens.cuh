@@ -33,19 +33,20 @@ struct token_source {
   }
 };
 
-// sanitize of 16 numbers, with one test where none is replaced. `place[4 * i]`: memory of this
+// sanitize of N numbers, with one test where none is replaced. `place[Stride * i]`: memory of this
 // thread for number i.
-__device__ inline void sanitize_run(float (&v)[16], float* place, replaced_values& replaced) {
+template <int Stride, int N>
+__device__ void sanitize_run(float (&v)[N], float* place, replaced_values& replaced) {
   float largest = 0.0f;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) largest = larger_magnitude(largest, v[i]);
+  for (int i = 0; i < N; ++i) largest = larger_magnitude(largest, v[i]);
   if (largest <= 65504.0f) return;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) place[4 * i] = v[i];
+  for (int i = 0; i < N; ++i) place[Stride * i] = v[i];
 #pragma unroll 1
-  for (int i = 0; i < 16; ++i) place[4 * i] = sanitize(place[4 * i], replaced);
+  for (int i = 0; i < N; ++i) place[Stride * i] = sanitize(place[Stride * i], replaced);
 #pragma unroll
-  for (int i = 0; i < 16; ++i) v[i] = place[4 * i];
+  for (int i = 0; i < N; ++i) v[i] = place[Stride * i];
 }
 
 // Loads `count` vectors from `first_vector` on into buffer tokens 0 .. count - 1, sanitized; with
@@ -64,7 +65,7 @@ __device__ void load_tokens(const token_source& source, int first_vector, int co
   const auto finish = [&](int unit, float(&v)[16]) {
     const int run = unit % runs;
     float* const out = buffer.data + (run >> 2) * buffer.plane() + 68 * (unit / runs) + (run & 3);
-    sanitize_run(v, out, replaced);
+    sanitize_run<4>(v, out, replaced);
     if (rotate) rotate_neighbours(v, block);
 #pragma unroll
     for (int i = 0; i < 16; ++i) out[4 * i] = v[i];
