@@ -191,7 +191,7 @@ KVARN_KERNEL void __launch_bounds__(block_threads,
 // Tokens that a block rotates at a time, a multiple of 16.
 KVARN_INLINE constexpr int decode_batch(int dim) { return dim <= 128 ? 64 : 16; }
 
-// Any head dimension; the rotation goes through shared memory.
+// Any head dimension, one block a tile; the rotation goes through shared memory.
 template <tile_kind Kind, int Bits>
 KVARN_KERNEL void __launch_bounds__(block_threads)
     decode_kernel(const __grid_constant__ decode_parameters p) {
@@ -264,9 +264,6 @@ KVARN_KERNEL void __launch_bounds__(block_threads)
       __syncthreads();
 
     const bool strided = a.rotate_back && hadamard_core(dim) == 1;
-    const bool pairs = a.type != element_type::float32 && a.strides.channel == 1 &&
-                       (a.strides.token | a.strides.head) % 2 == 0 &&
-                       reinterpret_cast<std::uint64_t>(group.tokens) % 4 == 0;
     const int l = thread & 15;
     constexpr int max_runs = max_head_dim / 16;
     for (int t = thread >> 4; t < batch; t += 16) {
@@ -277,30 +274,13 @@ KVARN_KERNEL void __launch_bounds__(block_threads)
 #pragma unroll
         for (int j = 0; j < max_runs; ++j) v[j] = __fmul_rn(v[j], p.unit);
       }
-      const bool is_wanted = first + t < group.count;
+      if (first + t >= group.count) continue;
       const std::int64_t place =
           (first + t) * a.strides.token + p.head(tile_index) * a.strides.head;
 #pragma unroll
-      for (int j = 0; j < max_runs; j += 2) {
+      for (int j = 0; j < max_runs; ++j) {
         if (j >= runs) break;
-        const bool has_second = j + 1 < max_runs && j + 1 < runs;
-        const float second = has_second ? v[j + 1 < max_runs ? j + 1 : j] : 0.0f;
-        if (pairs) {
-          // Even lanes store both channels of run j, odd ones those of run j + 1.
-          const std::uint32_t both = round_pair(a.type, v[j], second);
-          const std::uint32_t other = __shfl_xor_sync(all_lanes, both, 1);
-          const bool is_odd = (l & 1) != 0;
-          const std::uint32_t word =
-              is_odd ? __byte_perm(other, both, 0x7632) : __byte_perm(both, other, 0x5410);
-          if (is_wanted && (!is_odd || has_second))
-            *reinterpret_cast<std::uint32_t*>(static_cast<std::uint16_t*>(group.tokens) + place +
-                                              (l & ~1) + 16 * (j + (l & 1))) = word;
-        } else if (is_wanted) {
-          store_element(group.tokens, a.type, place + (l + 16 * j) * a.strides.channel, v[j]);
-          if (has_second)
-            store_element(group.tokens, a.type, place + (l + 16 * j + 16) * a.strides.channel,
-                          second);
-        }
+        store_element(group.tokens, a.type, place + (l + 16 * j) * a.strides.channel, v[j]);
       }
     }
     __syncthreads();
