@@ -23,34 +23,34 @@ launch_status decode(const decode_arguments& arguments, cudaStream_t stream);
 namespace detail {
 
 template <class Kernel>
-launch_status launch_decoding(Kernel kernel, const decode_parameters& p, int blocks, int threads,
+launch_status launch_decoding(Kernel kernel, const decode_parameters& p, int blocks,
                               std::size_t shared_bytes, cudaStream_t stream) {
   if (const cudaError_t code = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
       code != cudaSuccess)
     return status_of(code);
-  kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), shared_bytes, stream>>>(
-      p);
+  kernel<<<static_cast<unsigned>(blocks), block_threads, shared_bytes, stream>>>(p);
   return last_launch();
 }
 
 template <tile_kind Kind, int Bits, int Dim>
-launch_status launch_decoding_pairs(const decode_parameters& p, cudaStream_t stream) {
-  const int resident = decode_pairs_policy<Dim>::blocks_per_multiprocessor *
-                       device_attribute(cudaDevAttrMultiProcessorCount);
-  return launch_decoding(decode_pairs_kernel<Dim, Kind, Bits>, p, (std::min)(p.tiles(), resident),
-                         2 * p.layout.group, 2 * p.layout.record_bytes() + 2 * Dim * sizeof(float),
-                         stream);
+launch_status launch_decoding_lanes(const decode_parameters& p, cudaStream_t stream) {
+  const int resident =
+      decode_blocks_per_multiprocessor * device_attribute(cudaDevAttrMultiProcessorCount);
+  return launch_decoding(
+      decode_lanes_kernel<Dim, Kind, Bits>, p, (std::min)(p.tiles(), resident),
+      2 * p.layout.record_bytes() + 2 * Dim * sizeof(float) + 4 * sizeof(decode_group), stream);
 }
 
 template <tile_kind Kind, int Bits>
 launch_status launch_decoding(const decode_parameters& p, cudaStream_t stream) {
   const int dim = p.layout.head_dim;
-  if (dim == 64) return launch_decoding_pairs<Kind, Bits, 64>(p, stream);
-  if (dim == 128) return launch_decoding_pairs<Kind, Bits, 128>(p, stream);
+  if (dim == 64) return launch_decoding_lanes<Kind, Bits, 64>(p, stream);
+  if (dim == 128) return launch_decoding_lanes<Kind, Bits, 128>(p, stream);
+  if (dim == 256) return launch_decoding_lanes<Kind, Bits, 256>(p, stream);
   const std::size_t floats =
       static_cast<std::size_t>(p.layout.rows()) + token_buffer_floats(dim, decode_batch(dim));
-  return launch_decoding(decode_kernel<Kind, Bits>, p, p.tiles(), block_threads,
+  return launch_decoding(decode_kernel<Kind, Bits>, p, p.tiles(),
                          p.layout.record_bytes() + floats * sizeof(float), stream);
 }
 

@@ -1,5 +1,4 @@
-// The kernels that decode tiles: two threads a token in registers, or a block through shared
-// memory.
+// The kernels that decode tiles: in registers, or through shared memory.
 #pragma once
 
 #include <algorithm>
@@ -26,27 +25,36 @@ struct decode_parameters {
   __device__ decode_group group(int tile) const {
     return arguments.groups[tile / arguments.kv_heads];
   }
-  // Starts to copy a record to shared memory.
+  // Starts to copy the description of a tile's group, or its record, to shared memory; nothing
+  // behind the last tile.
+  __device__ void copy_group(int tile, decode_group* shared) const {
+    constexpr int words = sizeof(decode_group) / 8;
+    const int i = static_cast<int>(threadIdx.x);
+    if (i >= words || tile >= tiles()) return;
+    copy_8_bytes(
+        reinterpret_cast<std::uint64_t*>(shared) + i,
+        reinterpret_cast<const std::uint64_t*>(arguments.groups + tile / arguments.kv_heads) + i);
+  }
   __device__ void copy_record(const decode_group& group, int tile, float4* shared) const {
     const std::size_t offset = layout.kind == tile_kind::key
                                    ? arguments.format.key_offset(head(tile))
                                    : arguments.format.value_offset(head(tile));
+    if (tile >= tiles()) return;
     const auto* const record = reinterpret_cast<const float4*>(group.page + offset);
-    for (int i = static_cast<int>(threadIdx.x); i < record_quads();
-         i += static_cast<int>(blockDim.x))
+    for (int i = static_cast<int>(threadIdx.x); i < record_quads(); i += block_threads)
       copy_16_bytes(shared + i, record + i);
   }
   KVARN_INLINE int record_quads() const { return static_cast<int>(layout.record_bytes() / 16); }
 };
 
-// Writes channels 16 k + 8 part + i = v[k][i] of a token, rounded to its type, from element `place`
-// on.
-template <element_type Type, int Runs>
+// Writes channels 8 (Lanes k + part) + i = v[k][i] of a token, rounded to its type, from element
+// `place` on.
+template <element_type Type, int Lanes, int Runs>
 __device__ void store_channels(const decode_arguments& a, void* tokens, std::int64_t place,
                                bool is_aligned, int part, const float (&v)[Runs][8]) {
 #pragma unroll
   for (int k = 0; k < Runs; ++k) {
-    const std::int64_t first = place + (16 * k + 8 * part) * a.strides.channel;
+    const std::int64_t first = place + 8 * (Lanes * k + part) * a.strides.channel;
     if constexpr (Type == element_type::float32) {
       auto* const out = static_cast<float*>(tokens) + first;
       if (is_aligned) {
@@ -80,32 +88,28 @@ __device__ inline bool stores_are_aligned(const decode_arguments& a, const void*
          (reinterpret_cast<std::uint64_t>(tokens) | steps * bytes) % 16 == 0;
 }
 
-// A power of two as head dimension: lanes 2 n and 2 n + 1 hold a token, of each 16 neighbouring
-// channels the first and the last eight. The rotation needs no memory, as it meets the other lane
-// at half = 8 only. Blocks of 2 * group threads take one tile after another and copy the next one
-// meanwhile.
-template <int Dim>
-struct decode_pairs_policy {
-  static constexpr int blocks_per_multiprocessor = Dim <= 64 ? 3 : 2;
-};
+// A power of two as head dimension: neighbouring lanes hold a token in registers, 32 channels each
+// as rotate_in_lanes has them. Blocks take one tile after another and copy the next one meanwhile.
+inline constexpr int decode_blocks_per_multiprocessor = 3;
 
 template <int Dim, tile_kind Kind, int Bits>
-KVARN_KERNEL void __launch_bounds__(block_threads,
-                                    decode_pairs_policy<Dim>::blocks_per_multiprocessor)
-    decode_pairs_kernel(const __grid_constant__ decode_parameters p) {
+KVARN_KERNEL void __launch_bounds__(block_threads, decode_blocks_per_multiprocessor)
+    decode_lanes_kernel(const __grid_constant__ decode_parameters p) {
   extern __shared__ float4 shared[];
   constexpr bool is_key = Kind == tile_kind::key;
-  constexpr int runs = Dim / 16;
+  constexpr int lanes = Dim / 32;
+  constexpr int runs = Dim / (8 * lanes);
+  constexpr int tokens_at_once = block_threads / lanes;
   const decode_arguments& a = p.arguments;
   const int thread = static_cast<int>(threadIdx.x);
-  const int token = thread >> 1;
-  const int part = thread & 1;
-  float4* const buffers = shared;
+  const int part = thread % lanes;
+  float4* const records = shared;  // by turns
   // Of each channel: step and zero of a key, scale of a value.
-  auto* const factors = reinterpret_cast<float*>(shared + 2 * p.record_quads());
+  auto* const factors = reinterpret_cast<float*>(records + 2 * p.record_quads());
+  auto* const groups = reinterpret_cast<decode_group*>(factors + 2 * Dim);  // four, by turns
   const auto factor = [&](int which, int run, float(&out)[8]) {
     const auto* const quad =
-        reinterpret_cast<const float4*>(factors + which * Dim + 16 * run + 8 * part);
+        reinterpret_cast<const float4*>(factors + which * Dim + 8 * (lanes * run + part));
     const float4 low = quad[0];
     const float4 high = quad[1];
     out[0] = low.x, out[1] = low.y, out[2] = low.z, out[3] = low.w;
@@ -113,78 +117,82 @@ KVARN_KERNEL void __launch_bounds__(block_threads,
   };
 
   const int stride = static_cast<int>(gridDim.x);
-  int tile = static_cast<int>(blockIdx.x);
-  decode_group group = p.group(tile);
-  p.copy_record(group, tile, buffers);
-  decode_group next = tile + stride < p.tiles() ? p.group(tile + stride) : group;
-  for (int buffer = 0; tile < p.tiles(); buffer ^= 1) {
+  const int first = static_cast<int>(blockIdx.x);
+  p.copy_group(first, groups);
+  p.copy_group(first + stride, groups + 1);
+  p.copy_record(p.group(first), first, records);
+  for (int n = 0, tile = first; tile < p.tiles(); ++n, tile += stride) {
     wait_for_copies();
     __syncthreads();
-    if (tile + stride < p.tiles())
-      p.copy_record(next, tile + stride, buffers + (buffer ^ 1) * p.record_quads());
-    const decode_group second_next =
-        tile + 2 * stride < p.tiles() ? p.group(tile + 2 * stride) : next;
+    p.copy_group(tile + 2 * stride, groups + ((n + 2) & 3));
+    p.copy_record(groups[(n + 1) & 3], tile + stride, records + ((n + 1) & 1) * p.record_quads());
     const packed_record<Bits> record(
-        reinterpret_cast<const std::byte*>(buffers + buffer * p.record_quads()), p.layout);
-    for (int c = thread; c < Dim; c += static_cast<int>(blockDim.x)) {
+        reinterpret_cast<const std::byte*>(records + (n & 1) * p.record_quads()), p.layout);
+    for (int c = thread; c < Dim; c += block_threads) {
       factors[c] = is_key ? record.step(c) : record.scale(c);
       if (is_key) factors[Dim + c] = record.zero(c);
     }
     __syncthreads();
 
-    float v[runs][8];
-    if constexpr (is_key) {
-      const float scale = record.scale(token);
+    for (int first_token = 0; first_token < p.layout.group; first_token += tokens_at_once) {
+      const int token = first_token + thread / lanes;
+      const int readable = min(token, p.layout.group - 1);
+      float v[runs][8];
+      if constexpr (is_key) {
+        const float scale = record.scale(readable);
 #pragma unroll
-      for (int k = 0; k < runs; ++k) {
-        const code_run<Bits> codes = record.codes(token, k).half(part);
-        float step[8];
-        float zero[8];
-        factor(0, k, step);
-        factor(1, k, zero);
+        for (int k = 0; k < runs; ++k) {
+          const int eight = lanes * k + part;
+          const code_run<Bits> codes = record.codes(readable, eight / 2).half(eight % 2);
+          float step[8];
+          float zero[8];
+          factor(0, k, step);
+          factor(1, k, zero);
 #pragma unroll
-        for (int i = 0; i < 8; ++i)
-          v[k][i] = __fmul_rn(std::fma(codes.value(i), step[i], zero[i]), scale);
+          for (int i = 0; i < 8; ++i)
+            v[k][i] = __fmul_rn(std::fma(codes.value(i), step[i], zero[i]), scale);
+        }
+      } else {
+        const float step = record.step(readable);
+        const float zero = record.zero(readable);
+#pragma unroll
+        for (int k = 0; k < runs; ++k) {
+          float scale[8];
+          factor(0, k, scale);
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            const float code =
+                record.codes(8 * (lanes * k + part) + i, readable >> 4).value(readable & 15);
+            v[k][i] = __fmul_rn(std::fma(code, step, zero), scale[i]);
+          }
+        }
       }
-    } else {
-      const float step = record.step(token);
-      const float zero = record.zero(token);
+      if (a.rotate_back) {
+        rotate_in_lanes<lanes>(v, part);
 #pragma unroll
-      for (int k = 0; k < runs; ++k) {
-        float scale[8];
-        factor(0, k, scale);
+        for (int k = 0; k < runs; ++k)
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const float code = record.codes(16 * k + 8 * part + i, token >> 4).value(token & 15);
-          v[k][i] = __fmul_rn(std::fma(code, step, zero), scale[i]);
+          for (int i = 0; i < 8; ++i) v[k][i] = __fmul_rn(v[k][i], p.unit);
+      }
+      if (const decode_group& group = groups[n & 3]; token < group.count) {
+        const bool is_aligned = stores_are_aligned(a, group.tokens);
+        const std::int64_t place = token * a.strides.token + p.head(tile) * a.strides.head;
+        switch (a.type) {
+          case element_type::float16:
+            store_channels<element_type::float16, lanes>(a, group.tokens, place, is_aligned, part,
+                                                         v);
+            break;
+          case element_type::bfloat16:
+            store_channels<element_type::bfloat16, lanes>(a, group.tokens, place, is_aligned, part,
+                                                          v);
+            break;
+          case element_type::float32:
+            store_channels<element_type::float32, lanes>(a, group.tokens, place, is_aligned, part,
+                                                         v);
+            break;
         }
       }
     }
-    if (a.rotate_back) {
-      rotate_in_lanes<2>(v, part);
-#pragma unroll
-      for (int k = 0; k < runs; ++k)
-#pragma unroll
-        for (int i = 0; i < 8; ++i) v[k][i] = __fmul_rn(v[k][i], p.unit);
-    }
-    if (token < group.count) {
-      const bool is_aligned = stores_are_aligned(a, group.tokens);
-      const std::int64_t place = token * a.strides.token + p.head(tile) * a.strides.head;
-      switch (a.type) {
-        case element_type::float16:
-          store_channels<element_type::float16>(a, group.tokens, place, is_aligned, part, v);
-          break;
-        case element_type::bfloat16:
-          store_channels<element_type::bfloat16>(a, group.tokens, place, is_aligned, part, v);
-          break;
-        case element_type::float32:
-          store_channels<element_type::float32>(a, group.tokens, place, is_aligned, part, v);
-          break;
-      }
-    }
-    tile += stride;
-    group = next;
-    next = second_next;
   }
 }
 

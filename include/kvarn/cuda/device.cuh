@@ -79,6 +79,12 @@ __device__ inline void wait_for_kernels_before() {
 #endif
 }
 
+// x, of which the compiler keeps nothing in registers that it has computed before.
+__device__ inline int forgotten(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 __device__ inline int lane_index() { return static_cast<int>(threadIdx.x & 31u); }
 
 __device__ inline float to_float(std::uint16_t half) {
@@ -164,7 +170,13 @@ __device__ inline void widen_eight(uint4 raw, element_type type, float* out) {
   }
 }
 
-// Copies 16 bytes from global to shared memory in the background.
+// Copies 8 or 16 bytes from global to shared memory in the background.
+__device__ inline void copy_8_bytes(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(
+                   static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))),
+               "l"(global)
+               : "memory");
+}
 __device__ inline void copy_16_bytes(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
                    static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))),

@@ -160,8 +160,8 @@ class batch_in_memory {
 // sums[dim][dim].
 template <class F>
 __device__ void for_upper_entries(float* sums, int dim, int row, int col, const F& f) {
-  // So that no registers keep addresses and tests from the first call to the second.
-  asm volatile("" : "+r"(row), "+r"(col));
+  row = forgotten(row);
+  col = forgotten(col);
 #pragma unroll
   for (int i = 0; i < 4; ++i)
 #pragma unroll
