@@ -37,9 +37,10 @@ template <tile_kind Kind, int Bits, int Dim>
 launch_status launch_decoding_lanes(const decode_parameters& p, cudaStream_t stream) {
   const int resident =
       decode_blocks_per_multiprocessor * device_attribute(cudaDevAttrMultiProcessorCount);
-  return launch_decoding(
-      decode_lanes_kernel<Dim, Kind, Bits>, p, (std::min)(p.tiles(), resident),
-      2 * p.layout.record_bytes() + 2 * Dim * sizeof(float) + 4 * sizeof(decode_group), stream);
+  return launch_decoding(decode_lanes_kernel<Dim, Kind, Bits>, p, (std::min)(p.tiles(), resident),
+                         2 * static_cast<std::size_t>(shared_record_bytes(p.layout)) +
+                             2 * Dim * sizeof(float) + 4 * sizeof(decode_group),
+                         stream);
 }
 
 template <tile_kind Kind, int Bits>
@@ -50,8 +51,9 @@ launch_status launch_decoding(const decode_parameters& p, cudaStream_t stream) {
   if (dim == 256) return launch_decoding_lanes<Kind, Bits, 256>(p, stream);
   const std::size_t floats =
       static_cast<std::size_t>(p.layout.rows()) + token_buffer_floats(dim, decode_batch(dim));
-  return launch_decoding(decode_kernel<Kind, Bits>, p, p.tiles(),
-                         p.layout.record_bytes() + floats * sizeof(float), stream);
+  return launch_decoding(
+      decode_kernel<Kind, Bits>, p, p.tiles(),
+      static_cast<std::size_t>(shared_record_bytes(p.layout)) + floats * sizeof(float), stream);
 }
 
 template <tile_kind Kind>

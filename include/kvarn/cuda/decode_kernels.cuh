@@ -41,10 +41,11 @@ struct decode_parameters {
                                    : arguments.format.value_offset(head(tile));
     if (tile >= tiles()) return;
     const auto* const record = reinterpret_cast<const float4*>(group.page + offset);
-    for (int i = static_cast<int>(threadIdx.x); i < record_quads(); i += block_threads)
-      copy_16_bytes(shared + i, record + i);
+    const int quads = static_cast<int>(layout.record_bytes() / 16);
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < quads; i += block_threads)
+      copy_16_bytes(shared + shared_record_place(layout, i), record + i);
   }
-  KVARN_INLINE int record_quads() const { return static_cast<int>(layout.record_bytes() / 16); }
 };
 
 // Writes channels 8 (Lanes k + part) + i = v[k][i] of a token, rounded to its type, from element
@@ -103,9 +104,10 @@ KVARN_KERNEL void __launch_bounds__(block_threads, decode_blocks_per_multiproces
   const decode_arguments& a = p.arguments;
   const int thread = static_cast<int>(threadIdx.x);
   const int part = thread % lanes;
+  const int record_quads = shared_record_bytes(p.layout) / 16;
   float4* const records = shared;  // by turns
   // Of each channel: step and zero of a key, scale of a value.
-  auto* const factors = reinterpret_cast<float*>(records + 2 * p.record_quads());
+  auto* const factors = reinterpret_cast<float*>(records + 2 * record_quads);
   auto* const groups = reinterpret_cast<decode_group*>(factors + 2 * Dim);  // four, by turns
   const auto factor = [&](int which, int run, float(&out)[8]) {
     const auto* const quad =
@@ -125,9 +127,9 @@ KVARN_KERNEL void __launch_bounds__(block_threads, decode_blocks_per_multiproces
     wait_for_copies();
     __syncthreads();
     p.copy_group(tile + 2 * stride, groups + ((n + 2) & 3));
-    p.copy_record(groups[(n + 1) & 3], tile + stride, records + ((n + 1) & 1) * p.record_quads());
+    p.copy_record(groups[(n + 1) & 3], tile + stride, records + ((n + 1) & 1) * record_quads);
     const packed_record<Bits> record(
-        reinterpret_cast<const std::byte*>(records + (n & 1) * p.record_quads()), p.layout);
+        reinterpret_cast<const std::byte*>(records + (n & 1) * record_quads), p.layout);
     for (int c = thread; c < Dim; c += block_threads) {
       factors[c] = is_key ? record.step(c) : record.scale(c);
       if (is_key) factors[Dim + c] = record.zero(c);
@@ -162,7 +164,7 @@ KVARN_KERNEL void __launch_bounds__(block_threads, decode_blocks_per_multiproces
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
             const float code =
-                record.codes(8 * (lanes * k + part) + i, readable >> 4).value(readable & 15);
+                record.codes(lanes * k + part, i, readable >> 4).value(readable & 15);
             v[k][i] = __fmul_rn(std::fma(code, step, zero), scale[i]);
           }
         }
@@ -215,7 +217,7 @@ KVARN_KERNEL void __launch_bounds__(block_threads)
   const int thread = static_cast<int>(threadIdx.x);
 
   auto* const record = reinterpret_cast<std::byte*>(shared);
-  auto* const scales = reinterpret_cast<float*>(record + layout.record_bytes());
+  auto* const scales = reinterpret_cast<float*>(record + shared_record_bytes(layout));
   const token_buffer<0> buffer{scales + layout.rows(), batch, dim};
   p.copy_record(group, tile_index, shared);
   wait_for_copies();

@@ -36,7 +36,25 @@ __device__ inline float fp8_value(scale_type type, unsigned bits) {
   return type == scale_type::ue5m3 ? value : value * 256.0f;
 }
 
-// A record at a 16-byte aligned address.
+// A record in shared memory has 16 free bytes behind the codes of every eight rows, which keep
+// threads that read rows eight apart off each other's banks.
+inline constexpr int row_gap = 16;
+
+KVARN_INLINE constexpr int shared_record_bytes(const tile_layout& layout) {
+  return static_cast<int>(layout.record_bytes()) + layout.planes() * layout.rows() / 8 * row_gap;
+}
+// Where 16 bytes of a record stand there, both counted in 16 bytes.
+__device__ inline int shared_record_place(const tile_layout& layout, int quad) {
+  int gaps = 0;
+  for (int plane = 0; plane < layout.planes(); ++plane) {
+    const int first = static_cast<int>(layout.plane_offset(plane) / 16);
+    const int eight_rows = static_cast<int>(layout.plane_row_bytes(plane) / 2);
+    if (quad >= first) gaps += min((quad - first) / eight_rows, layout.rows() / 8);
+  }
+  return quad + gaps;
+}
+
+// Such a record, at a 16-byte aligned address.
 template <int Bits>
 class packed_record {
  public:
@@ -44,26 +62,35 @@ class packed_record {
       : data_(data),
         layout_(layout),
         row_bytes_(static_cast<int>(layout.plane_row_bytes(0))),
-        high_(data + layout.plane_offset(1)),
-        zero_(reinterpret_cast<const std::uint16_t*>(data + layout.zero_offset())),
-        step_(reinterpret_cast<const std::uint8_t*>(data + layout.step_offset())),
-        scale_(reinterpret_cast<const std::uint8_t*>(data + layout.scale_offset())) {}
+        high_(data + layout.plane_offset(1) + layout.rows() / 8 * row_gap),
+        zero_(reinterpret_cast<const std::uint16_t*>(data + gaps(layout) + layout.zero_offset())),
+        step_(reinterpret_cast<const std::uint8_t*>(data + gaps(layout) + layout.step_offset())),
+        scale_(reinterpret_cast<const std::uint8_t*>(data + gaps(layout) + layout.scale_offset())) {
+  }
 
-  // Columns 16 run .. 16 run + 15 of a row.
-  __device__ code_run<Bits> codes(int row, int run) const {
-    const std::byte* const place = data_ + row * row_bytes_ + run * (Bits == 4 ? 8 : 4);
+  // Columns 16 run .. 16 run + 15 of row 8 eight + i, i below 8.
+  __device__ code_run<Bits> codes(int eight, int i, int run) const {
+    const std::byte* const place =
+        data_ + eight * (8 * row_bytes_ + row_gap) + i * row_bytes_ + run * (Bits == 4 ? 8 : 4);
     const auto* const words = reinterpret_cast<const std::uint32_t*>(place);
     if constexpr (Bits == 2) return {words[0], 0};
     if constexpr (Bits == 4) return {words[0], words[1]};
     if constexpr (Bits == 3)
       return {words[0],
-              *reinterpret_cast<const std::uint16_t*>(high_ + row * (row_bytes_ / 2) + run * 2)};
+              *reinterpret_cast<const std::uint16_t*>(high_ + eight * (4 * row_bytes_ + row_gap) +
+                                                      i * (row_bytes_ / 2) + run * 2)};
   }
+  // The same of a row.
+  __device__ code_run<Bits> codes(int row, int run) const { return codes(row >> 3, row & 7, run); }
   __device__ float zero(int col) const { return to_float(zero_[col]); }
   __device__ float step(int col) const { return fp8_value(layout_.scale, step_[col]); }
   __device__ float scale(int row) const { return fp8_value(layout_.scale, scale_[row]); }
 
  private:
+  __device__ static int gaps(const tile_layout& layout) {
+    return layout.planes() * layout.rows() / 8 * row_gap;
+  }
+
   const std::byte* data_;
   const tile_layout& layout_;
   int row_bytes_;
