@@ -118,22 +118,12 @@ inline void fold_heads(const_tile_view tile, const float* const* a, const float*
       inverse_unit[i] = nonzero ? limit / magnitude : 0.0f;
       out.unit[first + i] = nonzero ? magnitude / limit : 0.0f;
     }
-    // The biases, sums of operands and sums of weights of the heads, folded at once.
-    f32 lanes[16];
-    KVARN_UNROLL
-    for (f32& lane : lanes) lane = set1(0.0f);
     for (int i = 0; i < count; ++i) {
-      lanes[i] = products.bias[i];
-      lanes[folded_at_once + i] =
-          round_products(layout, products.product[i], inverse_unit[i], first + i, precision, out);
-      lanes[2 * folded_at_once + i] = products.weights[i];
-    }
-    alignas(64) float folded[16];
-    store(folded, fold_each(lanes));
-    for (int i = 0; i < count; ++i) {
-      out.bias[first + i] =
-          std::fma(-rounded(middle * out.unit[first + i]), folded[folded_at_once + i], folded[i]);
-      if constexpr (Weighs) weights[first + i] = folded[2 * folded_at_once + i];
+      const int h = first + i;
+      const f32 values =
+          round_products(layout, products.product[i], inverse_unit[i], h, precision, out);
+      out.bias[h] = std::fma(-rounded(middle * out.unit[h]), fold(values), fold(products.bias[i]));
+      if constexpr (Weighs) weights[h] = fold(products.weights[i]);
     }
     sums.stay_awake();
   }
