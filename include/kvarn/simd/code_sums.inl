@@ -53,8 +53,9 @@ struct code_sums {
 
   // With `Columns` columns of operands. A plane that is not the first adds to the sums.
   template <int Columns>
-  static KVARN_NOINLINE void multiply(plane_words codes, const std::int32_t* quads,
+  static KVARN_NOINLINE void multiply(const plane_words& shared, const std::int32_t* quads,
                                       std::int32_t* sums) {
+    const plane_words codes = shared;  // a copy, which stores to `sums` cannot change
     // As many blocks of rows at once as keep enough independent sums in flight.
     constexpr int wanted = dot_accumulators / Columns;
     constexpr int blocks = wanted < max_dot_blocks ? wanted : max_dot_blocks;
