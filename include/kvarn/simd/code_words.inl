@@ -42,5 +42,5 @@ inline void transpose_words(const_tile_view tile, int plane, int first, int rows
     out += count;
   }
   const int missing = (transposed_rows - rows) / rows_at_once * count;
-  std::memset(out, 0, static_cast<std::size_t>(missing) * sizeof(*out));
+  if (missing > 0) std::memset(out, 0, static_cast<std::size_t>(missing) * sizeof(*out));
 }
