@@ -83,7 +83,7 @@ class cache_memory : public kv_memory {
   double stored_bytes() const {
     const kvarn::sequence_extent extent = cache_.table().extent(id_, 0);
     const double exact = static_cast<double>(extent.sink_count + extent.tail_count);
-    const auto pages = static_cast<double>(cache_.table().pages(id_).size());
+    const auto pages = static_cast<double>(extent.page_count);
     return exact * static_cast<double>(cache_.exact_token_bytes()) +
            pages * choice_.group * cache_.sealed_token_bytes();
   }

@@ -45,6 +45,13 @@ struct attention_task {
   int chunk_count() const {
     return static_cast<int>((memory.sealed.size() + groups_per_chunk - 1) / groups_per_chunk) + 2;
   }
+  // The groups of a chunk that is neither the sink nor the tail.
+  sealed_run sealed_of(int chunk) const {
+    constexpr auto whole = static_cast<std::size_t>(groups_per_chunk);
+    const auto left = memory.sealed.subspan(static_cast<std::size_t>(chunk - 1) * whole);
+    if (left.size() <= whole) return {left.data(), left.size()};
+    return {left.data(), whole, left.data() + whole};
+  }
   bool is_empty(int chunk) const {
     return chunk == 0                   ? memory.sink.count == 0
            : chunk == chunk_count() - 1 ? memory.tail.count == 0
@@ -119,11 +126,7 @@ void attend_rows(target on, const Task& task, int first_row, int count, int firs
       on_target::elements<typename Task::memory_element>::attend_exact(
           on, format, chunk == 0 ? task.memory.sink : task.memory.tail, cap, rows, count);
     } else {
-      const auto sealed =
-          task.memory.sealed.subspan(static_cast<std::size_t>(chunk - 1) * groups_per_chunk);
-      const std::size_t groups =
-          (std::min)(sealed.size(), static_cast<std::size_t>(groups_per_chunk));
-      on_target::attend_sealed(on, format, sealed.data(), groups, cap, task.options.precision, rows,
+      on_target::attend_sealed(on, format, task.sealed_of(chunk), cap, task.options.precision, rows,
                                count);
     }
     for (int i = 0; i < count; ++i) on_target::join_row(on, totals[i], rows[i], dim);

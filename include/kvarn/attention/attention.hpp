@@ -41,6 +41,14 @@ struct sealed_group {
   int count = 0;                      // tokens that are valid, from the first on; at most the group
 };
 
+// Groups that are attended to one after another. `following` comes after them and is only fetched
+// ahead of its use; null: nothing does.
+struct sealed_run {
+  const sealed_group* groups = nullptr;
+  std::size_t count = 0;
+  const sealed_group* following = nullptr;
+};
+
 // What one KV head has stored of a sequence. Positions ascend from the sink to the tail.
 template <class T>
 struct attention_memory {

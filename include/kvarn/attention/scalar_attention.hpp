@@ -74,20 +74,18 @@ inline float weigh(float* scores, const visible_range& visible, int count, float
   return maximum;
 }
 
-// Takes rows through `count` sealed groups of one chunk, in order. `cap` in units of log 2, 0:
-// none.
-inline void attend_sealed(const cache_format& format, const sealed_group* groups, std::size_t count,
-                          float cap, operand_precision precision, attention_row* rows,
-                          int row_count) {
+// Takes rows through the sealed groups of one chunk, in order. `cap` in units of log 2, 0: none.
+inline void attend_sealed(const cache_format& format, const sealed_run& run, float cap,
+                          operand_precision precision, attention_row* rows, int row_count) {
   const int dim = format.value_head_dim;
   float scores[max_group];
   float products[max_head_dim];
   folded_operand operand;
-  for (std::size_t g = 0; g < count; ++g) {
-    const const_tile_view keys{groups[g].keys, format.key_layout()};
-    const const_tile_view values{groups[g].values, format.value_layout()};
+  for (const sealed_group* group = run.groups; group < run.groups + run.count; ++group) {
+    const const_tile_view keys{group->keys, format.key_layout()};
+    const const_tile_view values{group->values, format.value_layout()};
     for (attention_row* row = rows; row < rows + row_count; ++row) {
-      const visible_range visible(*row, groups[g].position, groups[g].count);
+      const visible_range visible(*row, group->position, group->count);
       if (visible.empty()) continue;
       fold_operand(keys, row->query, precision, operand);
       tile_product(keys, operand, visible.end, scores);

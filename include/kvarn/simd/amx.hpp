@@ -212,15 +212,14 @@ class tile_sums {
 inline constexpr int min_columns = 4;
 
 struct kernels : avx512::kernels {
-  static void attend_sealed(const cache_format& format, const sealed_group* groups,
-                            std::size_t count, float cap, operand_precision precision,
-                            attention_row* rows, int row_count) {
+  static void attend_sealed(const cache_format& format, const sealed_run& run, float cap,
+                            operand_precision precision, attention_row* rows, int row_count) {
     const int columns = precision == operand_precision::int16 ? 2 * row_count : row_count;
     if (columns < min_columns)
-      return avx512::attend_sealed(format, groups, count, cap, precision, rows, row_count);
+      return avx512::attend_sealed(format, run, cap, precision, rows, row_count);
     const tile_scope tiles(columns);
-    avx512::attend_sealed_by({&tile_sums::sum, &tile_sums::stay_awake}, format, groups, count, cap,
-                             precision, rows, row_count);
+    avx512::attend_sealed_by({&tile_sums::sum, &tile_sums::stay_awake}, format, run, cap, precision,
+                             rows, row_count);
   }
 };
 

@@ -27,76 +27,104 @@ inline void load_columns(const_tile_view tile, tile_columns& out) {
   }
 }
 
-// Folds the columns of a tile into vectors a[0] .. a[count - 1], those of heads first .. Each step
-// is done for all of them before the next one: the steps of one head wait for each other.
+// Heads whose operands are folded together.
 inline constexpr int folded_at_once = 4;
-inline void fold_heads(const tile_layout& layout, const tile_columns& columns,
-                       const float* const* a, int first, int count, operand_precision precision,
-                       folded_heads& out) {
-  const int cols = layout.cols();
+
+// On the way to the operands of some heads: products with the steps, and sums lane by lane.
+struct folded_products {
   alignas(64) float product[folded_at_once][max_head_dim + cache_line / 4];
-  f32 largest[folded_at_once];
+  f32 magnitude[folded_at_once];
   f32 bias[folded_at_once];
-  for (int i = 0; i < count; ++i) {
-    f32 magnitude = set1(0.0f);
-    f32 sum = set1(0.0f);
-    for (int c = 0; c < cols; c += 16) {
-      const f32 x = load(a[i] + c);
-      const f32 folded = mul(x, load(columns.step + c));
-      store(product[i] + c, folded);
-      magnitude = max(magnitude, abs(folded));
-      sum = fma(x, load(columns.center + c), sum);
+  f32 weights[folded_at_once];  // of softmax weights
+};
+
+// Multiplies the columns of a tile with a[c] of head i, which are a query, or, where Weighs, the
+// softmax weights 2^(a[c] - maximum).
+template <bool Weighs>
+inline void fold_columns(const tile_columns& columns, int cols, const float* a, float maximum,
+                         int i, folded_products& out) {
+  f32 magnitude = set1(0.0f);
+  f32 bias = set1(0.0f);
+  f32 weights = set1(0.0f);
+  const f32 shift = set1(maximum);
+  for (int c = 0; c < cols; c += 16) {
+    f32 x = load(a + c);
+    if constexpr (Weighs) {
+      x = exp2_of(sub(x, shift));
+      weights = add(weights, x);
     }
-    // Operands beyond the columns are 0.
-    for (int c = cols; c % bytes_at_once != 0; c += 16) store(product[i] + c, set1(0.0f));
-    largest[i] = magnitude;
-    bias[i] = sum;
+    const f32 product = mul(x, load(columns.step + c));
+    store(out.product[i] + c, product);
+    magnitude = max_magnitude(magnitude, product);
+    bias = fma(x, load(columns.center + c), bias);
   }
-  const std::ptrdiff_t parts = precision == operand_precision::int16 ? 2 : 1;
-  const auto limit = static_cast<float>(max_operand(precision));
-  float inverse_unit[folded_at_once];
-  for (int i = 0; i < count; ++i) {
-    const float magnitude = max_lane(largest[i]);
-    const bool nonzero = magnitude >= least_magnitude;
-    inverse_unit[i] = nonzero ? limit / magnitude : 0.0f;
-    out.unit[first + i] = nonzero ? magnitude / limit : 0.0f;
-  }
-  const f32 shift = set1(integer_shift);
-  f32 values[folded_at_once];
-  for (int i = 0; i < count; ++i) {
-    const f32 inverse = set1(inverse_unit[i]);
-    f32 sum = set1(0.0f);
-    for (int c = 0; c < cols; c += bytes_at_once) {
-      i32 value[4];
-      KVARN_UNROLL
-      for (std::ptrdiff_t k = 0; k < 4; ++k) {
-        // The integer stands in the low 16 bits of product * inverse + shift.
-        const f32 rounded = fma(load(product[i] + c + 16 * k), inverse, shift);
-        value[k] = bits(rounded);
-        sum = add(sum, sub(rounded, shift));
-      }
-      const split_bytes bytes = split(value);
-      for (int plane = 0; plane < layout.planes(); ++plane) {
-        const int width = layout.plane_bits(plane);
-        std::int32_t(*const quads)[quad_stride] = out.quads[plane] + parts * (first + i);
-        store_quads(quads[0] + c / 4, bytes.low, width);
-        if (parts == 2) store_quads(quads[1] + c / 4, bytes.high, width);
-      }
-    }
-    values[i] = sum;
-  }
-  const float middle = middle_code(layout);
-  for (int i = 0; i < count; ++i)
-    out.bias[first + i] =
-        std::fma(-rounded(middle * out.unit[first + i]), fold(values[i]), fold(bias[i]));
+  // Operands beyond the columns are 0.
+  for (int c = cols; c % bytes_at_once != 0; c += 16) store(out.product[i] + c, set1(0.0f));
+  out.magnitude[i] = magnitude;
+  out.bias[i] = bias;
+  out.weights[i] = weights;
 }
-inline void fold_heads(const_tile_view tile, const float* const* a, int heads,
-                       operand_precision precision, const sum_operations& sums, folded_heads& out) {
+
+// Rounds the products of head i times inverse_unit to the operands of head h. Returns 16 sums of
+// them.
+inline f32 round_products(const tile_layout& layout, const float* product, float inverse_unit,
+                          int h, operand_precision precision, folded_heads& out) {
+  const std::ptrdiff_t parts = precision == operand_precision::int16 ? 2 : 1;
+  const f32 shift = set1(integer_shift);
+  const f32 inverse = set1(inverse_unit);
+  i32 sum = set1_i32(0);
+  std::uint32_t shifts = 0;
+  for (int c = 0; c < layout.cols(); c += bytes_at_once) {
+    i32 value[4];
+    KVARN_UNROLL
+    for (std::ptrdiff_t k = 0; k < 4; ++k) {
+      // The integer stands in the low bits of product * inverse + shift, beside those of shift.
+      value[k] = bits(fma(load(product + c + 16 * k), inverse, shift));
+      sum = add(sum, value[k]);
+    }
+    shifts += 4 * bits_of(integer_shift);
+    const split_bytes bytes = split(value);
+    for (int plane = 0; plane < layout.planes(); ++plane) {
+      const int width = layout.plane_bits(plane);
+      std::int32_t(*const quads)[quad_stride] = out.quads[plane] + parts * h;
+      store_quads(quads[0] + c / 4, bytes.low, width);
+      if (parts == 2) store_quads(quads[1] + c / 4, bytes.high, width);
+    }
+  }
+  return to_float(sub(sum, set1_i32(static_cast<std::int32_t>(shifts))));
+}
+
+// Folds a tile into the operands of all heads, as fold_columns takes them. `weights`: the sums of
+// the softmax weights; null unless Weighs.
+template <bool Weighs>
+inline void fold_heads(const_tile_view tile, const float* const* a, const float* maximum, int heads,
+                       operand_precision precision, const sum_operations& sums, folded_heads& out,
+                       float* weights) {
+  const tile_layout& layout = tile.layout;
   tile_columns columns;
   load_columns(tile, columns);
-  for (int h = 0; h < heads; h += folded_at_once) {
-    const int count = heads - h < folded_at_once ? heads - h : folded_at_once;
-    fold_heads(tile.layout, columns, a + h, h, count, precision, out);
+  const auto limit = static_cast<float>(max_operand(precision));
+  const float middle = middle_code(layout);
+  for (int first = 0; first < heads; first += folded_at_once) {
+    const int count = heads - first < folded_at_once ? heads - first : folded_at_once;
+    folded_products products;
+    for (int i = 0; i < count; ++i)
+      fold_columns<Weighs>(columns, layout.cols(), a[first + i], Weighs ? maximum[first + i] : 0.0f,
+                           i, products);
+    float inverse_unit[folded_at_once];
+    for (int i = 0; i < count; ++i) {
+      const float magnitude = max_lane(products.magnitude[i]);
+      const bool nonzero = magnitude >= least_magnitude;
+      inverse_unit[i] = nonzero ? limit / magnitude : 0.0f;
+      out.unit[first + i] = nonzero ? magnitude / limit : 0.0f;
+    }
+    for (int i = 0; i < count; ++i) {
+      const int h = first + i;
+      const f32 values =
+          round_products(layout, products.product[i], inverse_unit[i], h, precision, out);
+      out.bias[h] = std::fma(-rounded(middle * out.unit[h]), fold(values), fold(products.bias[i]));
+      if constexpr (Weighs) weights[h] = fold(products.weights[i]);
+    }
     sums.stay_awake();
   }
 }
@@ -160,7 +188,7 @@ inline void attend_group(const cache_format& format, const sealed_group& group,
   }
 
   const int scored = (last + 15) / 16 * 16;
-  fold_heads(keys, inputs, heads, precision, operations, operands);
+  fold_heads<false>(keys, inputs, nullptr, heads, precision, operations, operands, nullptr);
   prefetch_rest(next.keys, keys.layout);
   operations.sum(keys, 0, scored, next.keys - keys.data, operands, parts * heads, sums);
   for (int t = 0; t < scored; t += 16)
@@ -182,14 +210,13 @@ inline void attend_group(const cache_format& format, const sealed_group& group,
       largest = cap_and_mask(scores[h], visible.first, visible.end, format.group, cap);
     lanes[h] = largest;
   }
-  for (int h = 0; h < heads; ++h) maximum[h] = max_lane(lanes[h]);
   for (int h = 0; h < heads; ++h) {
-    if (h % 4 == 0) operations.stay_awake();
-    lanes[h] = weigh(scores[h], maximum[h], format.group);
+    maximum[h] = max_lane(lanes[h]);
     inputs[h] = scores[h];
   }
 
-  fold_heads(values, inputs, heads, precision, operations, operands);
+  float weights[heads_at_once];
+  fold_heads<true>(values, inputs, maximum, heads, precision, operations, operands, weights);
   prefetch_rest(next.values, values.layout);
   const int dim = format.value_head_dim;
   for (int d = 0; d < dim; d += 16)
@@ -199,7 +226,7 @@ inline void attend_group(const cache_format& format, const sealed_group& group,
     attention_row& row = *rows[h];
     const softmax_join join = join_maxima(row.maximum, maximum[h]);
     row.maximum = join.maximum;
-    row.sum = std::fma(row.sum, join.first, fold(lanes[h]) * join.second);
+    row.sum = std::fma(row.sum, join.first, weights[h] * join.second);
     rescale[h] = join.first;
     operands.unit[h] = operands.unit[h] * join.second;
     operands.bias[h] = operands.bias[h] * join.second;
@@ -223,27 +250,29 @@ inline void attend_group(const cache_format& format, const sealed_group& group,
 
 // As scalar::attend_sealed, with the sums of codes by `operations`.
 inline void attend_sealed_by(const sum_operations& operations, const cache_format& format,
-                             const sealed_group* groups, std::size_t count, float cap,
-                             operand_precision precision, attention_row* rows, int row_count) {
-  for (std::size_t g = 0; g < count; ++g) {
-    const sealed_group& next = groups[g + 1 < count ? g + 1 : g];
+                             const sealed_run& run, float cap, operand_precision precision,
+                             attention_row* rows, int row_count) {
+  for (std::size_t g = 0; g < run.count; ++g) {
+    const sealed_group& group = run.groups[g];
+    const sealed_group& next = g + 1 < run.count          ? run.groups[g + 1]
+                               : run.following != nullptr ? *run.following
+                                                          : group;
     attention_row* seeing[heads_at_once];
     int heads = 0;
     for (int row = 0; row < row_count; ++row) {
-      if (!visible_range(rows[row], groups[g].position, groups[g].count).empty())
+      if (!visible_range(rows[row], group.position, group.count).empty())
         seeing[heads++] = rows + row;
       if (heads == heads_at_once || (heads > 0 && row == row_count - 1)) {
-        attend_group(format, groups[g], next, cap, precision, operations, seeing, heads);
+        attend_group(format, group, next, cap, precision, operations, seeing, heads);
         heads = 0;
       }
     }
   }
 }
 
-inline void attend_sealed(const cache_format& format, const sealed_group* groups, std::size_t count,
-                          float cap, operand_precision precision, attention_row* rows,
-                          int row_count) {
-  attend_sealed_by({&code_sums::sum}, format, groups, count, cap, precision, rows, row_count);
+inline void attend_sealed(const cache_format& format, const sealed_run& run, float cap,
+                          operand_precision precision, attention_row* rows, int row_count) {
+  attend_sealed_by({&code_sums::sum}, format, run, cap, precision, rows, row_count);
 }
 
 // Sixteen channels of a token as floats.
@@ -364,13 +393,13 @@ template <class T>
 void prepare_query(tokens_view<T> queries, int index, int head_dim,
                    const attention_options& options, float* query) {
   replaced_values replaced;
-  load_token(queries, index, head_dim, query, replaced);
-  float unit = options.softmax_scale * log2_e;
-  if (!options.queries_rotated) {
-    hadamard_unnormalized(query, head_dim);
-    unit = unit * hadamard_norm(head_dim);
-  }
-  for (int d = 0; d < head_dim; d += 16) store(query + d, mul(load(query + d), set1(unit)));
+  const tokens_view<const std::remove_const_t<T>> read{queries.data, queries.token_stride,
+                                                       queries.channel_stride};
+  const token_rows<float> loaded = load_rows(read, index, 1, head_dim, query, replaced);
+  const float unit = options.softmax_scale * log2_e;
+  if (!options.queries_rotated)
+    return rotate_vector(loaded.x, query, head_dim, unit * hadamard_norm(head_dim));
+  for (int d = 0; d < head_dim; d += 16) store(query + d, mul(load(loaded.x + d), set1(unit)));
 }
 
 // As scalar::join_sink_logit.
@@ -386,10 +415,9 @@ inline void join_sink_logit(attention_row& row, float logit, int dim) {
 template <class T>
 void finish_row(const attention_row& row, int dim, bool rotate, tokens_view<T> out, int index) {
   float norm = row.maximum == minus_infinity ? 0.0f : 1.0f / row.sum;
-  if (rotate) {
-    hadamard_unnormalized(row.values, dim);
-    norm = norm * hadamard_norm(dim);
-  }
-  for (int d = 0; d < dim; d += 16) store(row.values + d, mul(load(row.values + d), set1(norm)));
-  for (int d = 0; d < dim; ++d) out.store(index, d, row.values[d]);
+  if (rotate)
+    rotate_vector(row.values, row.values, dim, norm * hadamard_norm(dim));
+  else
+    for (int d = 0; d < dim; d += 16) store(row.values + d, mul(load(row.values + d), set1(norm)));
+  store_tokens(row.values, dim, index, 1, out);
 }

@@ -72,6 +72,8 @@ KVARN_ALWAYS_INLINE f32 abs(f32 x) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
   return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
 }
+// max(x, abs(y)) of an x that is not negative.
+KVARN_ALWAYS_INLINE f32 max_magnitude(f32 x, f32 y) { return max(x, abs(y)); }
 // Where x < y: p, else q.
 KVARN_ALWAYS_INLINE f32 select_less(f32 x, f32 y, f32 p, f32 q) {
   return {_mm256_blendv_ps(q.a, p.a, _mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)),
@@ -325,7 +327,7 @@ KVARN_ALWAYS_INLINE f32 scale_from(f32 x, float least, f32 p, f32 whole) {
 
 // Packed codes: 32-bit words of `rows_at_once` rows, one row a lane.
 inline constexpr int rows_at_once = 8;
-inline constexpr int words_at_once = 8;
+inline constexpr int words_at_once = 4;
 struct words {
   __m256i v;
 };
@@ -354,24 +356,19 @@ KVARN_ALWAYS_INLINE void transpose_four(__m256i (&r)[4]) {
   r[3] = _mm256_unpackhi_epi64(t1, t3);
 }
 
-// The words from `first` on of rows_at_once rows that are `stride` bytes apart. Reads words_at_once
-// words of each row, also where fewer are left: what follows the codes belongs to the record too.
-KVARN_ALWAYS_INLINE void load_words(const std::byte* first, std::size_t stride,
-                                    words (&out)[words_at_once]) {
+// Four words, from `first` on, of rows_at_once rows that are `stride` bytes apart.
+KVARN_ALWAYS_INLINE void load_words(const std::byte* first, std::size_t stride, words (&out)[4]) {
+  __m256i t[4];
   KVARN_UNROLL
-  for (std::ptrdiff_t half = 0; half < 2; ++half) {
-    __m256i t[4];
-    KVARN_UNROLL
-    for (int r = 0; r < 4; ++r) {
-      const std::byte* const row = first + static_cast<std::size_t>(r) * stride + 16 * half;
-      const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row));
-      const auto* const high = reinterpret_cast<const __m128i*>(row + 4 * stride);
-      t[r] = _mm256_inserti128_si256(_mm256_castsi128_si256(low), _mm_loadu_si128(high), 1);
-    }
-    transpose_four(t);
-    KVARN_UNROLL
-    for (int c = 0; c < 4; ++c) out[4 * half + c].v = t[c];
+  for (int r = 0; r < 4; ++r) {
+    const std::byte* const row = first + static_cast<std::size_t>(r) * stride;
+    const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row));
+    const auto* const high = reinterpret_cast<const __m128i*>(row + 4 * stride);
+    t[r] = _mm256_inserti128_si256(_mm256_castsi128_si256(low), _mm_loadu_si128(high), 1);
   }
+  transpose_four(t);
+  KVARN_UNROLL
+  for (int c = 0; c < 4; ++c) out[c].v = t[c];
 }
 
 // The first `bytes` (at most 32) bytes of 8 words of 16 rows, one row a lane.

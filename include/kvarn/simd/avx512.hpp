@@ -53,6 +53,8 @@ KVARN_ALWAYS_INLINE f32 fms(f32 a, f32 b, f32 c) { return {_mm512_fmsub_ps(a.v, 
 KVARN_ALWAYS_INLINE f32 min(f32 a, f32 b) { return {_mm512_min_ps(a.v, b.v)}; }
 KVARN_ALWAYS_INLINE f32 max(f32 a, f32 b) { return {_mm512_max_ps(a.v, b.v)}; }
 KVARN_ALWAYS_INLINE f32 abs(f32 a) { return {_mm512_abs_ps(a.v)}; }
+// max(a, abs(b)) of an a that is not negative.
+KVARN_ALWAYS_INLINE f32 max_magnitude(f32 a, f32 b) { return {_mm512_range_ps(a.v, b.v, 0x0b)}; }
 // Where a < b: x, else y.
 KVARN_ALWAYS_INLINE f32 select_less(f32 a, f32 b, f32 x, f32 y) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
@@ -237,10 +239,31 @@ KVARN_ALWAYS_INLINE words shift_left(words a, words count) {
 }
 KVARN_ALWAYS_INLINE void store_words(std::int32_t* p, words a) { store_i32(p, a); }
 
-// The words from `first` on of 16 rows that are `stride` bytes apart. Reads words_at_once words of
-// each row, also where fewer are left: what follows the codes belongs to the record too.
-KVARN_ALWAYS_INLINE void load_words(const std::byte* first, std::size_t stride,
-                                    words (&out)[words_at_once]) {
+// Four or eight words, from `first` on, of 16 rows that are `stride` bytes apart.
+KVARN_ALWAYS_INLINE void load_words(const std::byte* first, std::size_t stride, words (&out)[4]) {
+  __m512i t[4];
+  KVARN_UNROLL
+  for (int r = 0; r < 4; ++r) {
+    __m128i four[4];
+    KVARN_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const std::byte* const row = first + static_cast<std::size_t>(r + 4 * i) * stride;
+      four[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row));
+    }
+    t[r] = _mm512_inserti32x4(_mm512_zextsi128_si512(four[0]), four[1], 1);
+    t[r] = _mm512_inserti32x4(t[r], four[2], 2);
+    t[r] = _mm512_inserti32x4(t[r], four[3], 3);
+  }
+  const __m512i u0 = _mm512_unpacklo_epi32(t[0], t[1]);
+  const __m512i u1 = _mm512_unpackhi_epi32(t[0], t[1]);
+  const __m512i u2 = _mm512_unpacklo_epi32(t[2], t[3]);
+  const __m512i u3 = _mm512_unpackhi_epi32(t[2], t[3]);
+  out[0].v = _mm512_unpacklo_epi64(u0, u2);
+  out[1].v = _mm512_unpackhi_epi64(u0, u2);
+  out[2].v = _mm512_unpacklo_epi64(u1, u3);
+  out[3].v = _mm512_unpackhi_epi64(u1, u3);
+}
+KVARN_ALWAYS_INLINE void load_words(const std::byte* first, std::size_t stride, words (&out)[8]) {
   __m512i t[8];
   KVARN_UNROLL
   for (int r = 0; r < 8; ++r) {

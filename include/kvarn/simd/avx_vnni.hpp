@@ -35,11 +35,9 @@ KVARN_ALWAYS_INLINE words flush(dot_sum sum) { return {sum.v}; }
 #include "code_sums.inl"
 
 struct kernels : avx2::kernels {
-  static void attend_sealed(const cache_format& format, const sealed_group* groups,
-                            std::size_t count, float cap, operand_precision precision,
-                            attention_row* rows, int row_count) {
-    avx2::attend_sealed_by({&code_sums::sum}, format, groups, count, cap, precision, rows,
-                           row_count);
+  static void attend_sealed(const cache_format& format, const sealed_run& run, float cap,
+                            operand_precision precision, attention_row* rows, int row_count) {
+    avx2::attend_sealed_by({&code_sums::sum}, format, run, cap, precision, rows, row_count);
   }
 };
 

@@ -56,10 +56,9 @@ struct kernels {
     here::prepare_query(queries, index, head_dim, options, query);
   }
 
-  static void attend_sealed(const cache_format& format, const sealed_group* groups,
-                            std::size_t count, float cap, operand_precision precision,
-                            attention_row* rows, int row_count) {
-    here::attend_sealed(format, groups, count, cap, precision, rows, row_count);
+  static void attend_sealed(const cache_format& format, const sealed_run& run, float cap,
+                            operand_precision precision, attention_row* rows, int row_count) {
+    here::attend_sealed(format, run, cap, precision, rows, row_count);
   }
 
   template <class T>

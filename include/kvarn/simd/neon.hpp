@@ -107,6 +107,8 @@ KVARN_ALWAYS_INLINE f32 abs(f32 x) {
   for (float32x4_t& v : x.v) v = vabsq_f32(v);
   return x;
 }
+// max(x, abs(y)) of an x that is not negative.
+KVARN_ALWAYS_INLINE f32 max_magnitude(f32 x, f32 y) { return max(x, abs(y)); }
 // Where x < y: p, else q.
 KVARN_ALWAYS_INLINE f32 select_less(f32 x, f32 y, f32 p, f32 q) {
   KVARN_UNROLL
@@ -386,10 +388,8 @@ KVARN_ALWAYS_INLINE words add(words x, words y) { return {vaddq_s32(x.v, y.v)}; 
 // Each lane by its own count.
 KVARN_ALWAYS_INLINE words shift_left(words x, words count) { return {vshlq_s32(x.v, count.v)}; }
 
-// The words from `first` on of rows_at_once rows that are `stride` bytes apart. Reads words_at_once
-// words of each row, also where fewer are left: what follows the codes belongs to the record too.
-KVARN_ALWAYS_INLINE void load_words(const std::byte* first, std::size_t stride,
-                                    words (&out)[words_at_once]) {
+// Four words, from `first` on, of rows_at_once rows that are `stride` bytes apart.
+KVARN_ALWAYS_INLINE void load_words(const std::byte* first, std::size_t stride, words (&out)[4]) {
   int32x4_t t[4];
   KVARN_UNROLL
   for (int r = 0; r < 4; ++r) {

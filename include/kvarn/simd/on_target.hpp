@@ -50,7 +50,7 @@ KVARN_KERNELS_INLINE void decode_row(target on, const_tile_view tile, int row, f
 KVARN_KERNELS_INLINE void factorize(target on, float* matrix, int head_dim, float damping,
                                     float* workspace);
 KVARN_KERNELS_INLINE void attend_sealed(target on, const cache_format& format,
-                                        const sealed_group* groups, std::size_t count, float cap,
+                                        const sealed_run& run, float cap,
                                         operand_precision precision, attention_row* rows,
                                         int row_count);
 KVARN_KERNELS_INLINE void join_row(target on, attention_row& row, const attention_row& later,

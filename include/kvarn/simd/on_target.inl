@@ -69,11 +69,11 @@ KVARN_KERNELS_INLINE void factorize(target on, float* matrix, int head_dim, floa
 }
 
 KVARN_KERNELS_INLINE void attend_sealed(target on, const cache_format& format,
-                                        const sealed_group* groups, std::size_t count, float cap,
+                                        const sealed_run& run, float cap,
                                         operand_precision precision, attention_row* rows,
                                         int row_count) {
   with_kernels(on, [&](auto kernels) {
-    kernels.attend_sealed(format, groups, count, cap, precision, rows, row_count);
+    kernels.attend_sealed(format, run, cap, precision, rows, row_count);
   });
 }
 
