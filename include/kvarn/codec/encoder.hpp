@@ -69,7 +69,7 @@ KVARN_INLINE constexpr encoder_recipe recipe_of(encoder method, tile_kind kind, 
   const float narrow = bits == 2 ? (feedback ? 0.8f : 0.75f) : (feedback ? 0.95f : 0.9f);
   return {.range = bits == 4 ? 1.0f : narrow,
           .choose_scales = true,
-          .along = 4.0f,
+          .along = 8.0f,
           .error_feedback = feedback};
 }
 
