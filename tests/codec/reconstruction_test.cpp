@@ -206,7 +206,7 @@ TEST_P(ProfileReconstruction, ErrorsAreInOrder) {
         continue;
       }
       // Feedback trades the error of keys for that of scores.
-      expect_between(aware / tuned, 1.0, 1.8, what);
+      expect_between(aware / tuned, 1.0, 2.0, what);
       if (bits == 2) {
         expect_between(paper / kivi, GetParam().low, GetParam().high, what);
         EXPECT_LE(paper, 1.02 * rotation) << what;

@@ -14,7 +14,7 @@ namespace kvarn {
 enum class encoder : std::uint8_t {
   paper,        // KVarN as published: 8 iterations of dual-axis normalisation, min/max per column
   tuned,        // the default: the best that a tile alone allows
-  query_aware,  // keys as tuned, rounded with error feedback under the second moment of the queries
+  query_aware,  // keys rounded with error feedback under the second moment of the queries
 };
 
 struct encoder_info {
@@ -68,8 +68,8 @@ KVARN_INLINE constexpr encoder_recipe recipe_of(encoder method, tile_kind kind, 
   const bool feedback = method == encoder::query_aware;
   const float narrow = bits == 2 ? (feedback ? 0.8f : 0.75f) : (feedback ? 0.95f : 0.9f);
   return {.range = bits == 4 ? 1.0f : narrow,
-          .choose_scales = true,
-          .along = 8.0f,
+          .choose_scales = !feedback,
+          .along = feedback ? 0.0f : 8.0f,
           .error_feedback = feedback};
 }
 

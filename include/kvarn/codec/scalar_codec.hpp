@@ -5,7 +5,7 @@
 //   1. rotate every token's head vector by the Hadamard matrix;
 //   2. find a scale per row and round it to FP8;
 //   3. find a step (FP8) and a zero (binary16) per column of the tile divided by the row scales;
-//   4. for keys, try the two FP8 numbers beside each row scale;
+//   4. for keys of tuned, try the two FP8 numbers beside each row scale;
 //   5. round to codes, and pack.
 // Every operation and its order: docs/arithmetic.md. To call: tile_codec.hpp.
 #pragma once
