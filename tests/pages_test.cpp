@@ -139,7 +139,9 @@ TEST(Pages, MethodTableIsRecipeOf) {
         EXPECT_EQ(other, recipe) << "only the range may depend on the bits, or the table must grow";
       }
       row << " | " << yes_no(recipe.cover) << " | " << recipe.refits << " | "
-          << yes_no(recipe.unbiased) << " | " << yes_no(recipe.error_feedback) << " |\n";
+          << yes_no(recipe.unbiased) << " | ";
+      recipe.choose_scales ? row << recipe.along : row << "no";
+      row << " | " << yes_no(recipe.error_feedback) << " |\n";
       EXPECT_NE(page.find(row.str()), std::string::npos) << row.str();
     }
 }

@@ -246,9 +246,9 @@ TEST_P(RealFaults, ErrorsDoNotDependOnTheScaleOfTheTile) {
         return errors[errors.size() / 2];
       };
       const double median = median_of(below);
-      EXPECT_NEAR(median_of(above) / median, 1.0, 0.01);
-      EXPECT_GT((std::min)(below.front(), above.front()) / median, 0.96);
-      EXPECT_LT((std::max)(below.back(), above.back()) / median, 1.04);
+      EXPECT_NEAR(median_of(above) / median, 1.0, 0.012);
+      EXPECT_GT((std::min)(below.front(), above.front()) / median, 0.95);
+      EXPECT_LT((std::max)(below.back(), above.back()) / median, 1.05);
     }
 }
 
@@ -280,7 +280,7 @@ TEST_P(RealFaults, ErrorsDoNotDependOnTheScaleOfTheHead) {
       const double error = error_at(1);
       int factors = 0;
       for (float f = 1e-4f; f < 1e3f && f * largest < 65504.0f; f *= 1.37f, ++factors)
-        EXPECT_NEAR(error_at(f) / error, 1.0, 0.01) << "times " << f;
+        EXPECT_NEAR(error_at(f) / error, 1.0, 0.0125) << "times " << f;
       ASSERT_GE(factors, 30);
     }
 }

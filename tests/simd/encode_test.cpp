@@ -36,6 +36,13 @@ std::vector<encoder_recipe> recipes_of(const tile_layout& layout) {
                      .error_feedback = true});
   recipes.push_back({.scaling = row_scaling::dual_axis, .iterations = 0, .refits = 1});
   recipes.push_back({.scaling = row_scaling::rms_equalized, .error_feedback = true});
+  recipes.push_back(
+      {.scaling = row_scaling::rms_equalized, .refits = 2, .choose_scales = true, .along = 3.0f});
+  recipes.push_back({.scaling = row_scaling::dual_axis,
+                     .iterations = 2,
+                     .cover = false,
+                     .choose_scales = true,
+                     .error_feedback = true});
   recipes.push_back({.scaling = row_scaling::dual_axis_equivariant,
                      .iterations = 1,
                      .cover = false,

@@ -306,29 +306,64 @@ matrix tile_of(std::span<const float> tokens, const kvarn::tile_layout& layout, 
   return layout.kind == kvarn::tile_kind::key ? y : matrix(y.transpose());
 }
 
+double row_cost(const matrix& y, Eigen::Index r, int scale_code, const std::vector<grid>& grids,
+                const kvarn::tile_layout& layout, double along) {
+  const double scale = fp8_value(scale_code, layout.scale == kvarn::scale_type::e4m3);
+  vector error(y.cols());
+  for (Eigen::Index c = 0; c < y.cols(); ++c) {
+    const grid& g = grids[static_cast<std::size_t>(c)];
+    const double target = (y(r, c) / scale - g.zero) / g.step;
+    const double code = std::nearbyint(std::clamp(target, 0.0, (1 << layout.bits) - 1.0));
+    error[c] = y(r, c) - (g.zero + code * g.step) * scale;
+  }
+  const double size = y.row(r).norm();
+  const double part = size > 0 ? y.row(r).dot(error) / size : 0;
+  return error.squaredNorm() + along * part * part;
+}
+
+namespace {
+
+// The cheapest of the three FP8 numbers around each scale; a tie leaves it.
+std::vector<int> choose_scales(const matrix& y, const std::vector<int>& scales,
+                               const std::vector<grid>& grids, const kvarn::tile_layout& layout,
+                               double along) {
+  const int most = (layout.scale == kvarn::scale_type::e4m3 ? ocp_e4m3 : unsigned_e5m3).max_code;
+  std::vector<int> chosen = scales;
+  for (std::size_t r = 0; r < scales.size(); ++r) {
+    const auto cost = [&](int code) {
+      return row_cost(y, static_cast<Eigen::Index>(r), code, grids, layout, along);
+    };
+    for (const int code : {scales[r] - 1, scales[r] + 1})
+      if (code >= 1 && code <= most && cost(code) < cost(chosen[r])) chosen[r] = code;
+  }
+  return chosen;
+}
+
+}  // namespace
+
 encoded encode(const matrix& y, const kvarn::tile_layout& layout,
                const kvarn::encoder_recipe& recipe, const matrix* second_moment, double damping,
                const known_stages& known) {
   const bool e4m3 = layout.scale == kvarn::scale_type::e4m3;
   encoded out;
-  if (known.row_scales != nullptr) {
-    out.fields.scale_code = *known.row_scales;
+  if (known.row_scales != nullptr && !recipe.choose_scales) {
+    out.fit_scales = *known.row_scales;
   } else if (recipe.scaling == kvarn::row_scaling::rms) {
-    out.fields.scale_code = round_row_scales(rms_scales(y), e4m3);
+    out.fit_scales = round_row_scales(rms_scales(y), e4m3);
   } else if (recipe.scaling == kvarn::row_scaling::rms_equalized) {
-    out.fields.scale_code =
+    out.fit_scales =
         round_row_scales(equalized_rms_scales(y, 1 / std::sqrt(layout.head_dim)), e4m3);
   } else {
     const auto iterates = normalize(y, recipe.iterations,
                                     recipe.scaling == kvarn::row_scaling::dual_axis_equivariant);
     const auto iterate =
         known.iterate < 0 ? best_iterate(iterates) : static_cast<std::size_t>(known.iterate);
-    out.fields.scale_code = round_row_scales(iterates.at(iterate).row_scale, e4m3);
+    out.fit_scales = round_row_scales(iterates.at(iterate).row_scale, e4m3);
   }
-  const vector scale = fp8_values(out.fields.scale_code, e4m3);
+  const vector fit_scale = fp8_values(out.fit_scales, e4m3);
 
   for (Eigen::Index c = 0; c < y.cols(); ++c) {
-    const column_fit fit(y.col(c), scale, layout.bits, e4m3);
+    const column_fit fit(y.col(c), fit_scale, layout.bits, e4m3);
     const grid codes_by =
         known.grids != nullptr ? (*known.grids)[static_cast<std::size_t>(c)] : fit.fit(recipe);
     const grid stored = recipe.unbiased ? fit.unbiased(codes_by) : codes_by;
@@ -338,6 +373,12 @@ encoded encode(const matrix& y, const kvarn::tile_layout& layout,
     out.fields.zero_bits.push_back(stored.zero < 0 ? zero | 0x8000 : zero);
   }
 
+  out.fields.scale_code = known.row_scales != nullptr ? *known.row_scales
+                          : recipe.choose_scales
+                              ? choose_scales(y, out.fit_scales, out.code_grids, layout,
+                                              static_cast<double>(recipe.along))
+                              : out.fit_scales;
+  const vector scale = fp8_values(out.fields.scale_code, e4m3);
   out.targets = code_targets(scale.cwiseInverse().asDiagonal() * y, out.code_grids, layout.bits,
                              recipe.error_feedback ? second_moment : nullptr, damping);
   for (const double target : out.targets.reshaped<Eigen::RowMajor>())

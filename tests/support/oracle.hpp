@@ -49,6 +49,7 @@ struct grid {
 
 struct encoded {
   record_fields fields;
+  std::vector<int> fit_scales;   // row scales by which steps and zeros were found
   std::vector<grid> code_grids;  // by which codes were made; the stored ones unless unbiased
   matrix targets;                // in steps, before rounding and clamping
 };
@@ -56,6 +57,7 @@ struct encoded {
 // What to take instead of the oracle's own, so that later stages can be compared on equal terms.
 struct known_stages {
   int iterate = -1;  // of the normalisation; -1: the best
+  // As stored; steps and zeros are found by them too unless the recipe chooses them afterwards.
   const std::vector<int>* row_scales = nullptr;
   const std::vector<grid>* grids = nullptr;
 };
@@ -67,6 +69,11 @@ matrix tile_of(std::span<const float> tokens, const kvarn::tile_layout& layout, 
 encoded encode(const matrix& y, const kvarn::tile_layout& layout,
                const kvarn::encoder_recipe& recipe, const matrix* second_moment, double damping,
                const known_stages& known = {});
+
+// What row r of the tile costs under an FP8 scale: the squared error of its codes after decoding,
+// and `along` times the square of the error's part along the row.
+double row_cost(const matrix& y, Eigen::Index r, int scale_code, const std::vector<grid>& grids,
+                const kvarn::tile_layout& layout, double along);
 
 // The tile that a record's fields stand for, rows x cols, still rotated.
 matrix decode(const record_fields& fields, const kvarn::tile_layout& layout);

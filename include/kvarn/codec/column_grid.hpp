@@ -42,6 +42,17 @@ KVARN_HOST_DEVICE inline rounded_fp8 round_fp8(float value, scale_type type) {
   return {code.bits, static_cast<float>(code)};
 }
 
+// The FP8 that is `by` codes above one (below, where negative), within the codes of the type.
+KVARN_HOST_DEVICE inline rounded_fp8 neighbour_of(std::uint8_t bits, int by, scale_type type) {
+  const bool wide = type == scale_type::ue5m3;
+  const int least = wide ? ue5m3::min_code : e4m3::min_code;
+  const int most = wide ? ue5m3::max_code : e4m3::max_code;
+  const int code = bits + by;
+  const auto in_range = static_cast<std::uint8_t>(code < least ? least : code > most ? most : code);
+  return {in_range, wide ? static_cast<float>(ue5m3::from_bits(in_range))
+                         : static_cast<float>(e4m3::from_bits(in_range))};
+}
+
 // The binary16 nearest to `value`; never an infinity, never -0.
 KVARN_HOST_DEVICE inline float16 nearest_zero(float value) {
   const float16 zero = float16::saturated(value);
@@ -106,6 +117,21 @@ KVARN_HOST_DEVICE inline column_grid unbias(const column_grid& grid, const colum
   const float shift = product_of(std::fma(-fitted.step, s.wc, s.wt), inverse_n);
   fitted.zero = static_cast<float>(nearest_zero(shift + grid.zero));
   return fitted;
+}
+
+// By how much the squared product of a row with its errors counts beside their squares: `along`
+// over the square of the row, which is `row_squares`.
+KVARN_HOST_DEVICE inline float weight_along(float along, float row_squares) {
+  return row_squares >= least_magnitude ? along / row_squares : 0.0f;
+}
+
+// What a row costs under a scale: the squared error after decoding, and once more `along` times
+// the part that points along the row. Such errors make a token's scores all larger or all smaller;
+// the least squared error alone prefers them smaller.
+KVARN_HOST_DEVICE inline float row_cost(float error_squares, float error_product,
+                                        float along_weight, float scale_squared) {
+  return std::fma(product_of(error_product, along_weight), error_product, error_squares) *
+         scale_squared;
 }
 
 }  // namespace KVARN_ISA_NAMESPACE

@@ -14,7 +14,7 @@ namespace kvarn {
 enum class encoder : std::uint8_t {
   paper,        // KVarN as published: 8 iterations of dual-axis normalisation, min/max per column
   tuned,        // the default: the best that a tile alone allows
-  query_aware,  // keys as tuned, rounded with error feedback under the second moment of the queries
+  query_aware,  // keys rounded with error feedback under the second moment of the queries
 };
 
 struct encoder_info {
@@ -38,7 +38,8 @@ enum class row_scaling : std::uint8_t {
 };
 
 // The steps of an encoder for one kind of tile, in the order in which they are made. To add an
-// encoder, add a name to both lists above and a row to recipe_of.
+// encoder, add a name to both lists above and a row to recipe_of. Not together: choose_scales and
+// unbiased.
 struct encoder_recipe {
   row_scaling scaling = row_scaling::rms;
   int iterations = 0;           // of variance_normalize
@@ -46,6 +47,8 @@ struct encoder_recipe {
   bool cover = true;            // zeros rounded down and steps reaching from there (fit_range)
   int refits = 0;               // least-squares rounds of step and zero
   bool unbiased = false;        // step corrected so that stored values are unbiased
+  bool choose_scales = false;   // row scales among three FP8 neighbours by the row's error
+  float along = 0.0f;           // how much more the error along the row counts there
   bool error_feedback = false;  // needs a query_factor
 
   friend constexpr bool operator==(const encoder_recipe&, const encoder_recipe&) = default;
@@ -64,7 +67,10 @@ KVARN_INLINE constexpr encoder_recipe recipe_of(encoder method, tile_kind kind, 
             .unbiased = true};
   const bool feedback = method == encoder::query_aware;
   const float narrow = bits == 2 ? (feedback ? 0.8f : 0.75f) : (feedback ? 0.95f : 0.9f);
-  return {.range = bits == 4 ? 1.0f : narrow, .error_feedback = feedback};
+  return {.range = bits == 4 ? 1.0f : narrow,
+          .choose_scales = !feedback,
+          .along = feedback ? 0.0f : 8.0f,
+          .error_feedback = feedback};
 }
 
 inline namespace KVARN_ISA_NAMESPACE {

@@ -80,6 +80,23 @@ KVARN_COLD column_sums sum_column(const scaled_tile& tile, int col, const column
   return {fold(w), fold(wc), fold(wcc), fold(wt), fold(wct), fold(wtt)};
 }
 
+// row_cost of a row of a tile under a scale whose inverse is `inverse_scale`; zero, step and
+// inverse_range: of its columns.
+KVARN_COLD float cost_of_row(const float* row, int cols, float inverse_scale, float scale_squared,
+                             const float* zero, const float* step, const float* inverse_range,
+                             int max_code, float along_weight) {
+  float squares[lanes] = {};
+  float products[lanes] = {};
+  for (int c = 0; c < cols; ++c) {
+    const int l = c % lanes;
+    const float t = std::fma(row[c], inverse_scale, -zero[c]);
+    const float error = std::fma(-round_code(t, inverse_range[c], max_code), step[c], t);
+    squares[l] = std::fma(error, error, squares[l]);
+    products[l] = std::fma(error, row[c], products[l]);
+  }
+  return row_cost(fold(squares), fold(products), along_weight, scale_squared);
+}
+
 // refit of one column of a tile.
 KVARN_COLD column_grid refit(const scaled_tile& tile, int col, const column_grid& grid,
                              int max_code, const float* weight, scale_type type) {

@@ -5,7 +5,8 @@
 //   1. rotate every token's head vector by the Hadamard matrix;
 //   2. find a scale per row and round it to FP8;
 //   3. find a step (FP8) and a zero (binary16) per column of the tile divided by the row scales;
-//   4. round to codes, and pack.
+//   4. for keys of tuned, try the two FP8 numbers beside each row scale;
+//   5. round to codes, and pack.
 // Every operation and its order: docs/arithmetic.md. To call: tile_codec.hpp.
 #pragma once
 
@@ -174,6 +175,32 @@ KVARN_COLD void equalized_rms_scales(const float* x, int rows, int cols, float u
   for (int r = 0; r < rows; ++r) row_scale[r] = row_scale[r] * common;
 }
 
+// The scale of each row becomes that of the three FP8 numbers around it under which the row costs
+// least; the grids are those of buffers. Ties leave it, then go to the smaller one.
+KVARN_COLD void choose_scales(const encode_buffers& buffers, tile_view out, float along,
+                              float unit) {
+  const int cols = out.layout.cols();
+  for (int r = 0; r < out.layout.rows(); ++r) {
+    const float* row = buffers.x + static_cast<std::ptrdiff_t>(r) * cols;
+    const float along_weight = weight_along(
+        along, lane_sum(cols, [row](int c, float sum) { return std::fma(row[c], row[c], sum); }));
+    const std::uint8_t middle = out.scale_bits(r);
+    float best = 0.0f;
+    for (const int by : {0, -1, 1}) {
+      const rounded_fp8 scale = neighbour_of(middle, by, out.layout.scale);
+      const float inverse = unit / scale.value;
+      const float squared = scale.value * scale.value;
+      const float cost = cost_of_row(row, cols, inverse, squared, buffers.zero, buffers.step,
+                                     buffers.inverse_range, out.layout.max_code(), along_weight);
+      if (by != 0 && !(cost < best)) continue;
+      best = cost;
+      out.set_scale_bits(r, scale.bits);
+      buffers.inverse_scale[r] = inverse;
+      buffers.row_weight[r] = squared;
+    }
+  }
+}
+
 // Encodes the tile buffers.x * unit, upper_factor as below.
 KVARN_COLD normalize_report encode_loaded(const encode_buffers& buffers, tile_view out,
                                           const encoder_recipe& recipe, float unit,
@@ -225,7 +252,11 @@ KVARN_COLD normalize_report encode_loaded(const encode_buffers& buffers, tile_vi
     out.set_step_bits(c, round_fp8(grid.step, type).bits);
   }
 
-  // 4. Codes.
+  // 4. Row scales once more.
+  KVARN_ASSERT(!(recipe.choose_scales && recipe.unbiased));
+  if (recipe.choose_scales) choose_scales(buffers, out, recipe.along, unit);
+
+  // 5. Codes.
   const float* const upper = recipe.error_feedback ? upper_factor : nullptr;
   std::uint8_t codes[std::max(max_head_dim, max_group)];
   for (int r = 0; r < rows; ++r) {

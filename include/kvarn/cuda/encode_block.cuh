@@ -40,6 +40,7 @@ class tile_encoder_block {
     load();
     scale_rows();
     fit_columns();
+    if constexpr (steps.choose_scales) choose_scales();
     if constexpr (feedback)
       make_codes_with_feedback();
     else
@@ -52,6 +53,7 @@ class tile_encoder_block {
   static constexpr encoder_recipe steps = recipe_of(Method, Kind, 2);
   static constexpr bool feedback = steps.error_feedback;
   static_assert(steps.scaling != row_scaling::dual_axis_equivariant && steps.refits <= 1);
+  static_assert(!steps.choose_scales || steps.scaling == row_scaling::rms);
   static constexpr int max_token_steps = is_key ? Shape::max_row_steps : Shape::max_col_steps;
   static constexpr int max_channel_steps = is_key ? Shape::max_col_steps : Shape::max_row_steps;
   static constexpr int fixed_dim = Shape::is_fixed ? 16 * max_channel_steps : 0;
@@ -273,7 +275,10 @@ class tile_encoder_block {
             value = __fmul_rn(value, weight[16 * j]);
           s[0] = std::fma(value, value, s[0]);
         },
-        [&](int r, float(&s)[1]) { vectors_.row_std()[r] = product_of(s[0], inverse_cols); });
+        [&](int r, float(&s)[1]) {
+          vectors_.row_std()[r] = product_of(s[0], inverse_cols);
+          if constexpr (steps.choose_scales) vectors_.row_first()[r] = s[0];
+        });
     __syncthreads();
     each_row([&](int r) {
       const float root = std::sqrt(vectors_.row_std()[r]);
@@ -376,6 +381,7 @@ class tile_encoder_block {
       out[r] = static_cast<std::byte>(scale.bits);
       vectors_.inverse_scale()[r] = p_.unit / scale.value;
       vectors_.row_weight()[r] = product_of(scale.value, scale.value);
+      if constexpr (steps.choose_scales) vectors_.row_scale()[r] = scale.value;
     });
   }
 
@@ -453,7 +459,49 @@ class tile_encoder_block {
           });
   }
 
-  // 4. Codes. Byte j % 4 of word (j / 4, l) of a row is the code of column l + 16 j.
+  // 4. Row scales once more. row_scale() holds the scales, row_first() the squares of the rows.
+  __device__ void choose_scales() {
+    const scale_type type = p_.layout.scale;
+    const float n = max_code();
+    float* const best_cost = vectors_.row_std();
+    float* const best_scale = vectors_.row_weight();
+    const auto beside = [&](int r, int by) {
+      return neighbour_of(round_fp8(vectors_.row_scale()[r], type).bits, by, type).value;
+    };
+#pragma unroll 1
+    for (int turn = 0; turn < 3; ++turn) {
+      const int by = turn == 0 ? 0 : 2 * turn - 3;
+      each_row([&](int r) { vectors_.inverse_scale()[r] = p_.unit / beside(r, by); });
+      __syncthreads();
+      const row_values inverse_scale = own_rows(vectors_.inverse_scale());
+      row_sums<2>(
+          [&](int i, int j, float(&s)[2]) {
+            const float x = x_(i, j);
+            const float t = std::fma(x, inverse_scale(i), -vectors_.zero()[col(j)]);
+            const float code = code_of(t, vectors_.inverse_range()[col(j)], n);
+            const float error = std::fma(-code, vectors_.step()[col(j)], t);
+            s[0] = std::fma(error, error, s[0]);
+            s[1] = std::fma(error, x, s[1]);
+          },
+          [&](int r, float(&s)[2]) {
+            const float scale = beside(r, by);
+            const float weight = weight_along(p_.recipe.along, vectors_.row_first()[r]);
+            const float cost = row_cost(s[0], s[1], weight, product_of(scale, scale));
+            if (turn != 0 && !(cost < best_cost[r])) return;
+            best_cost[r] = cost;
+            best_scale[r] = scale;
+          });
+      __syncthreads();
+    }
+    std::byte* const out = record() + p_.layout.scale_offset();
+    each_row([&](int r) {
+      out[r] = static_cast<std::byte>(round_fp8(best_scale[r], type).bits);
+      vectors_.inverse_scale()[r] = p_.unit / best_scale[r];
+    });
+    __syncthreads();
+  }
+
+  // 5. Codes. Byte j % 4 of word (j / 4, l) of a row is the code of column l + 16 j.
   __device__ int word_groups() const { return (col_steps() + 3) / 4; }
   __device__ std::uint32_t& word(int i, int group) const {
     return codes()[(row(i) * word_groups() + group) * 16 + l_];

@@ -29,9 +29,10 @@ KVARN_NOINLINE void store_planes(const encode_state& state) {
 }
 
 // Steps, zeros and codes. Work on one block of 16 columns stands between the steps of the next that
-// wait for each other's results.
-KVARN_NOINLINE void encode_codes(encode_state& state, const encoder_recipe& recipe,
+// wait for each other's results, unless the codes need the grids of all columns.
+KVARN_NOINLINE void encode_codes(encode_state& state, const encoder_recipe& recipe, float unit,
                                  const float* upper) {
+  const bool codes_last = recipe.choose_scales || upper != nullptr;
   const tile_layout& layout = state.out.layout;
   grid_vectors grid;
   grid_vectors next_grid;
@@ -50,7 +51,7 @@ KVARN_NOINLINE void encode_codes(encode_state& state, const encoder_recipe& reci
       if (recipe.unbiased) {
         encode_and_sum(state, c, sums);
         fit_sums(state, sums, true, grid);
-      } else if (upper == nullptr) {
+      } else if (!codes_last) {
         encode_columns(state, c);
       }
       store_u16(zeros, grid.zero_bits);
@@ -68,10 +69,13 @@ KVARN_NOINLINE void encode_codes(encode_state& state, const encoder_recipe& reci
     }
     if (next + 16 < state.cols) find_ranges(state, next + 16, ranges);
   }
+  if (recipe.choose_scales) choose_scales(state, recipe.along, unit);
   if (upper != nullptr)
     for (int r = 0; r < state.rows; r += feedback_rows)
       encode_with_feedback(state, upper, r,
                            state.rows - r < feedback_rows ? state.rows - r : feedback_rows);
+  else if (codes_last)
+    for (int c = 0; c < state.cols; c += 16) encode_columns(state, c);
   store_planes(state);
 }
 
@@ -79,6 +83,13 @@ KVARN_NOINLINE void encode_codes(encode_state& state, const encoder_recipe& reci
 KVARN_NOINLINE normalize_report encode_loaded(encode_state& state, const encoder_recipe& recipe,
                                               float unit, float* row_scale, const float* upper) {
   normalize_report report;
+  if (recipe.choose_scales) {
+    if (state.out.layout.kind == tile_kind::value)
+      sum_row_squares(state.x, state.stride, state.rows, state.cols, nullptr, state.row_squares);
+    else
+      std::memcpy(state.row_squares, row_scale,
+                  sizeof(float) * static_cast<std::size_t>(state.rows));
+  }
   const float* scales = row_scale;
   normalize_state normalized;
   if (recipe.scaling == row_scaling::rms) {
@@ -98,7 +109,7 @@ KVARN_NOINLINE normalize_report encode_loaded(encode_state& state, const encoder
     scales = normalized.best_row;
   }
   round_row_scales(scales, unit, state);
-  encode_codes(state, recipe, recipe.error_feedback ? upper : nullptr);
+  encode_codes(state, recipe, unit, recipe.error_feedback ? upper : nullptr);
   return report;
 }
 

@@ -14,7 +14,8 @@ struct encode_state {
   int rows;
   int cols;
   int max_code;
-  float weight_sum;  // of row_weight, in the order of kvarn::lane_sum
+  float weight_sum;                             // of row_weight, in the order of kvarn::lane_sum
+  alignas(64) float row_squares[max_head_dim];  // sums over the columns; for choose_scales
   alignas(64) float inverse_scale[max_head_dim];
   alignas(64) float row_weight[max_head_dim];
   // The grid by which codes are made.
@@ -401,6 +402,71 @@ KVARN_NOINLINE void fit_sums(const encode_state& state, const column_sums& sums,
   const f32 rest = fnma(grid.step, codes, deviations);
   grid.zero_bits = nearest_zeros(add(grid.zero, unbiased ? mul(rest, inverse_n) : div(rest, w)));
   grid.zero = half_to_float(grid.zero_bits);
+}
+
+// Of 16 rows the squares of the errors that their codes leave, and their products with the rows,
+// in the 16 lanes of a sum over columns.
+struct row_errors {
+  f32 squares[16];
+  f32 products[16];
+};
+KVARN_NOINLINE void sum_row_errors(const encode_state& state, int r, f32 inverse_scale,
+                                   row_errors& out) {
+  const f32 max_code = set1(static_cast<float>(state.max_code));
+  for (int first = 0; first < 16; first += 2) {
+    f32 squares[2] = {set1(0.0f), set1(0.0f)};
+    f32 products[2] = {set1(0.0f), set1(0.0f)};
+    for (int c = first; c < state.cols; c += 16) KVARN_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const f32 x = load(state.column(c + i) + r);
+      const f32 t = fms(x, inverse_scale, set1(state.zero[c + i]));
+      const f32 raw = raw_code(t, set1(state.inverse_range[c + i]), max_code);
+      const f32 error = fnma(sub(raw, set1(integer_shift)), set1(state.step[c + i]), t);
+      squares[i] = fma(error, error, squares[i]);
+      products[i] = fma(error, x, products[i]);
+    }
+    KVARN_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      out.squares[first + i] = squares[i];
+      out.products[first + i] = products[i];
+    }
+  }
+}
+
+// As scalar::choose_scales, by the grids in use and row_squares.
+KVARN_NOINLINE void choose_scales(encode_state& state, float along, float unit) {
+  const scale_type type = state.out.layout.scale;
+  const bool wide = type == scale_type::ue5m3;
+  const i32 least = set1_i32(wide ? ue5m3::min_code : e4m3::min_code);
+  const i32 most = set1_i32(wide ? ue5m3::max_code : e4m3::max_code);
+  std::byte* const codes = state.out.data + state.out.layout.scale_offset();
+  for (int r = 0; r < state.rows; r += 16) {
+    const f32 row_squares = load(state.row_squares + r);
+    const f32 along_weight =
+        select_less(row_squares, set1(least_magnitude), set1(0.0f), div(set1(along), row_squares));
+    const i32 middle = load_u8(codes + r);
+    i32 best_code = middle;
+    f32 best_cost;
+    for (const int by : {0, -1, 1}) {
+      const i32 code = min(max(add(middle, set1_i32(by)), least), most);
+      const f32 scale = decode_scales(code, type);
+      row_errors errors;
+      sum_row_errors(state, r, div(set1(unit), scale), errors);
+      fold_registers<8>(errors.squares);
+      fold_registers<8>(errors.products);
+      const f32 product = errors.products[0];
+      const f32 cost =
+          mul(fma(mul(product, along_weight), product, errors.squares[0]), mul(scale, scale));
+      if (by == 0) {
+        best_cost = cost;
+        continue;
+      }
+      best_code = bits(select_less(cost, best_cost, from_bits(code), from_bits(best_code)));
+      best_cost = select_less(cost, best_cost, cost, best_cost);
+    }
+    store_u8(codes + r, best_code);
+    store(state.inverse_scale + r, div(set1(unit), decode_scales(best_code, type)));
+  }
 }
 
 // The low 2 bits of 8 fields of 4 bits, and their bit 2, side by side.
