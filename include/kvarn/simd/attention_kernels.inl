@@ -292,11 +292,30 @@ KVARN_ALWAYS_INLINE f32 load_channels(tokens_view<const T> tokens, int token, in
 // Rows that go through exact tokens together. Fewer are filled up with copies of the first.
 inline constexpr int exact_rows = 4;
 
-// Inner products of the queries with the keys of tokens 0 .. count - 1 from `start` on.
+// Prefetches four tokens where their channels are next to one another.
 template <class T>
-void score_exact(tokens_view<const T> keys, int start, int count, int head_dim,
+KVARN_ALWAYS_INLINE void prefetch_tokens(tokens_view<const T> tokens, int first, int head_dim) {
+  if (tokens.channel_stride != 1) return;
+  const auto bytes = static_cast<std::size_t>(head_dim) * sizeof(T);
+  for (int t = first; t < first + 4; ++t) {
+    const T* const row = tokens.data + t * tokens.token_stride;
+    for (std::size_t i = 0; i < bytes; i += cache_line)
+      prefetch(reinterpret_cast<const std::byte*>(row) + i);
+  }
+}
+
+// Inner products of the queries with the keys of tokens 0 .. count - 1 from `start` on. Prefetches
+// the keys that follow, and the values of the same tokens, which are read next.
+inline constexpr int tokens_ahead = 16;
+template <class T>
+void score_exact(const cache_format& format, const exact_tokens<T>& tokens, int start, int count,
                  const float* const* queries, float (*scores)[exact_block]) {
+  const tokens_view<const T> keys = tokens.keys;
+  const int head_dim = format.key_head_dim;
   for (int t = 0; t < count; t += 4) {
+    if (start + t + tokens_ahead + 4 <= tokens.count)
+      prefetch_tokens(keys, start + t + tokens_ahead, head_dim);
+    if (t + 4 <= count) prefetch_tokens(tokens.values, start + t, format.value_head_dim);
     f32 sums[4 * exact_rows];
     KVARN_UNROLL
     for (f32& sum : sums) sum = set1(0.0f);
@@ -355,7 +374,7 @@ void attend_exact_block(const cache_format& format, const exact_tokens<T>& token
   alignas(64) float values[exact_rows][max_head_dim];
   const float* queries[exact_rows];
   for (int h = 0; h < exact_rows; ++h) queries[h] = rows[h < row_count ? h : 0].query;
-  score_exact(tokens.keys, start, count, format.key_head_dim, queries, scores);
+  score_exact(format, tokens, start, count, queries, scores);
   attention_row parts[exact_rows];
   const int padded = (count + 15) / 16 * 16;
   for (int h = 0; h < exact_rows; ++h) {
