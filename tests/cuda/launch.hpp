@@ -43,9 +43,11 @@ class device_array {
   explicit device_array(std::size_t count, int poison = 0xa5) : count_(count) {
     check(cudaMalloc(&data_, bytes() + 1));
     check(cudaMemset(data_, poison, bytes()));
+    wait();
   }
   explicit device_array(const std::vector<T>& values) : device_array(values.size()) {
     check(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice));
+    wait();
   }
   device_array(const device_array&) = delete;
   device_array& operator=(const device_array&) = delete;
@@ -61,6 +63,10 @@ class device_array {
   }
 
  private:
+  // Filling, also from pageable memory, may end after the call, and streams that do not block do
+  // not wait for it.
+  static void wait() { check(cudaStreamSynchronize(nullptr)); }
+
   void* data_ = nullptr;
   std::size_t count_;
 };

@@ -304,9 +304,10 @@ KVARN_ALWAYS_INLINE void prefetch_tokens(tokens_view<const T> tokens, int first,
   }
 }
 
+inline constexpr int tokens_ahead = 16;  // of which keys are prefetched
+
 // Inner products of the queries with the keys of tokens 0 .. count - 1 from `start` on. Prefetches
 // the keys that follow, and the values of the same tokens, which are read next.
-inline constexpr int tokens_ahead = 16;
 template <class T>
 void score_exact(const cache_format& format, const exact_tokens<T>& tokens, int start, int count,
                  const float* const* queries, float (*scores)[exact_block]) {
