@@ -120,7 +120,7 @@ attention_plan plan_attention(const attention_arguments& a) {
     used += static_cast<int>((floats + 3) / 4 * 16);
     return at;
   };
-  p.query = take(static_cast<std::size_t>(p.block_rows * layout::query_stride));
+  p.query = take(static_cast<std::size_t>(p.block_rows * layout::query_floats));
   p.sums = take(static_cast<std::size_t>(2 * p.block_rows * layout::value_dim));
   p.states = take(static_cast<std::size_t>(p.block_rows * Policy.warps));
   const std::size_t vectors =

@@ -66,7 +66,7 @@ class attention_block {
       work_.first_whole = chunks.sink + first_sealed;
     }
     __syncwarp();
-    next_ = entry(0);
+    const page_entry first_entry = entry(lane_index());
     if (lane_index() == 0) {
       keys_.init();
       values_.init();
@@ -80,6 +80,7 @@ class attention_block {
     prefetch_exact(next_exact(first));
     // In front of the records, behind which queries would wait, and all warps for each other.
     prepare_queries();
+    list_groups(first_entry);
     advance();
     start_keys();
     start_values();
@@ -110,15 +111,20 @@ class attention_block {
     return {static_cast<std::int64_t>(raw.x | (static_cast<std::uint64_t>(raw.y) << 32)),
             static_cast<std::int32_t>(raw.z), static_cast<std::int32_t>(raw.w)};
   }
-  // The next group of this warp; count 0 where no row sees any of it.
-  __device__ void advance() {
-    loaded_.count = next_.count;
-    loaded_.page = next_.page;
+  // Writes down the next groups of this warp, of which a lane has the entry of one.
+  __device__ void list_groups(const page_entry& entry) const {
     // What of the group is in front of the end of what the first row sees.
-    ahead_ = static_cast<int>(work_.first_end - next_.position);
-    if (ahead_ + work_.spread <= 0 || ahead_ - loaded_.count >= p_.window) loaded_.count = 0;
+    const int ahead = static_cast<int>(work_.first_end - entry.position);
+    const bool is_seen = ahead + work_.spread > 0 && ahead - entry.count < p_.window;
+    __syncwarp();
+    work_.groups[lane_index()] = {entry.page, is_seen ? entry.count : 0, ahead};
+    __syncwarp();
+  }
+  // The next group of this warp.
+  __device__ void advance() {
+    if (taken_ % 32 == 0 && taken_ > 0) list_groups(entry(taken_ + lane_index()));
+    loaded_ = work_.groups[taken_ % 32];
     ++taken_;
-    next_ = entry(taken_);
   }
   __device__ const std::byte* record() const {
     return work_.base +
@@ -139,6 +145,11 @@ class attention_block {
 
   __device__ float* query(int row) const {
     return reinterpret_cast<float*>(shared_ + p_.query) + row * layout::query_stride;
+  }
+  // A row of the queries rounded to binary16 (part 0), and what the rounding left (part 1).
+  __device__ std::uint16_t* query_parts(int row, int part) const {
+    return reinterpret_cast<std::uint16_t*>(query(block_rows)) +
+           (2 * row + part) * layout::query_part_stride;
   }
   __device__ int query_offset(int row) const {
     return __float_as_int(query(row)[layout::query_offset]);
@@ -176,8 +187,13 @@ class attention_block {
       if (row >= block_rows) continue;
       const float inverse = 32768.0f / largest;
 #pragma unroll
-      for (int j = 0; j < layout::padded_key_dim / 16; ++j)
-        query(row)[l + 16 * j] = j < steps ? v[j < steps ? j : 0] * inverse : 0.0f;
+      for (int j = 0; j < layout::padded_key_dim / 16; ++j) {
+        const float x = j < steps ? v[j < steps ? j : 0] * inverse : 0.0f;
+        const std::uint16_t rounded = float16(x).bits;
+        query(row)[l + 16 * j] = x;
+        query_parts(row, 0)[place_of_channel(l + 16 * j)] = rounded;
+        query_parts(row, 1)[place_of_channel(l + 16 * j)] = float16(x - to_float(rounded)).bits;
+      }
       if (l == 0) {
         query(row)[layout::query_unit] = largest * 0x1p-15f * p_.scale;
         query(row)[layout::query_offset] =
@@ -275,22 +291,24 @@ class attention_block {
     const std::byte* const keys = shared_ + warp_ * layout::slot_bytes;
     const int row = lane_index() & 3;
     const int count = loaded_.count;
-    const int ahead = ahead_;
+    const int ahead = loaded_.ahead;
     const bool sees_all =
         count == Format.group && ahead >= Format.group && ahead + work_.spread <= p_.window;
     score_array<Format> scores[Blocks];
     keys_.wait(use_);
+    float slope[Blocks];
     score_tile<Format>(
         keys, [&](int b) { return query(row + 4 * b); },
-        [&](int b) { return query(row + 4 * b)[layout::query_unit]; }, scores);
+        [&](int b) { return query_parts((lane_index() >> 3) + 4 * b, (lane_index() >> 2) & 1); },
+        scores, slope);
     __syncwarp();
     advance();
     start_keys();
-    tile_softmax softmax[Blocks];
+    softmax_state softmax[Blocks];
 #pragma unroll
     for (int b = 0; b < Blocks; ++b)
       softmax[b] = weigh_scores<Format>(
-          scores[b], sees_all,
+          scores[b], slope[b] * query(row + 4 * b)[layout::query_unit], sees_all,
           [&](int token) {
             return token < count && sees(ahead + query_offset(row + 4 * b), token, p_.window);
           },
@@ -300,14 +318,15 @@ class attention_block {
 #pragma unroll
     for (int b = 0; b < Blocks; ++b) {
       float before;
-      state[b] = joined(state[b], softmax[b].state, before, factor[b]);
+      state[b] = joined(state[b], softmax[b], before, factor[b]);
       if (__any_sync(all_lanes, before != 1.0f)) {
 #pragma unroll
         for (int k = 0; k < channels; ++k) sum[b][k] = sum[b][k] * before;
       }
     }
-    sum_values<Format>(keys + layout::key_bytes, scores, softmax, [&](int b, int k, float value) {
-      sum[b][k] = std::fma(value, factor[b], sum[b][k]);
+    float unit[Blocks] = {};
+    sum_values<Format>(keys + layout::key_bytes, scores, unit, [&](int b, int k, float value) {
+      sum[b][k] = std::fma(value, factor[b] * unit[b], sum[b][k]);
     });
     __syncwarp();
     start_values();
@@ -542,14 +561,9 @@ class attention_block {
   const record_slot values_;
   block_work& work_;
   const attention_sequence& sequence_;
-  int taken_ = 0;  // groups of this warp in front of `next_`
-  struct {
-    int page = 0;
-    int count = 0;
-  } loaded_;  // the group that is in the slots, or on its way
-  int ahead_ = 0;
-  page_entry next_;
-  int use_ = 0;  // of the slots
+  int taken_ = 0;          // groups of this warp
+  listed_group loaded_{};  // the last of them, which is in the slots, or on its way
+  int use_ = 0;            // of the slots
 };
 
 }  // namespace detail

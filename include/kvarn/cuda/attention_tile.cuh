@@ -161,35 +161,34 @@ __device__ inline void widen_bytes(const byte_halves& halves, float (&out)[4]) {
   out[2] = even.high;
   out[3] = odd.high;
 }
-// A binary16 that is 2^e, twice; -24 <= e <= 15.
-__device__ inline std::uint32_t half_powers(int e) {
-  const std::uint32_t bits =
-      e >= -14 ? static_cast<std::uint32_t>(e + 15) << 10 : std::uint32_t{1} << (e + 24);
-  return bits | (bits << 16);
-}
-__device__ inline std::uint32_t multiply_halves(std::uint32_t a, std::uint32_t b) {
-  std::uint32_t out;
-  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
-  return out;
-}
+// What the bits of an FP8 number as a binary16 have to be multiplied by.
+template <scale_type Scale>
+inline constexpr int fp8_exponent = Scale == scale_type::ue5m3 ? 0 : 8;
+template <scale_type Scale>
+inline constexpr float fp8_factor = 1.0f * (1 << fp8_exponent<Scale>);
+
+// 2^e, -126 <= e <= 127.
+__device__ inline float power_of_two(int e) { return __int_as_float((e + 127) << 23); }
 
 // One side of a tile's products, in operand registers.
 template <int Runs>
 struct folded_operand {
   std::uint32_t b[Runs][4];
-  float unit;  // of the integer sums
-  float bias;  // sum of a[c] zero[c], over all lanes of the row
+  int bias[4];  // what sums begin with: that of a[c] zero[c], in units, twice in two parts
+  float unit;   // of the integer sums, of numbers whose scales are still to be multiplied with
 };
 
-// Folds steps and zeros of the tile into the numbers of each block, which get(block, q, w, a)
-// gives. |a| must be at most 2^15 (signed) or 2^16.
+// Folds the steps of the tile into the numbers of each block, which get(block, q, w, a) gives. |a|
+// must be at most 2^15 (signed) or 2^16. `bias`: sum of a[c] zero[c], of each block. It takes part
+// in the integer sums: a unit is 2^-16 of the largest step, or more where the bias is 2^30 of these
+// (then the codes hardly count).
 template <bool Signed, tile_layout Layout, int Runs, int Blocks, class Get>
-__device__ inline void fold(const std::byte* record, Get get, folded_operand<Runs> (&out)[Blocks]) {
+__device__ inline void fold(const std::byte* record, const float (&bias)[Blocks], Get get,
+                            folded_operand<Runs> (&out)[Blocks]) {
   using order = code_order<Layout.bits>;
   constexpr int cols = Layout.cols();
   constexpr bool is_padded = 64 * Runs != cols;
   const std::byte* const steps = record + Layout.step_offset();
-  const std::byte* const zeros = record + Layout.zero_offset();
   const int base = order::base(Runs);
   std::uint32_t words[Runs][2];
   unsigned largest = 0;
@@ -203,60 +202,62 @@ __device__ inline void fold(const std::byte* record, Get get, folded_operand<Run
       largest = __vmaxu2(largest, __vmaxu2(words[q][w], words[q][w] << 8));
     }
   largest = max(largest & 0xffffu, largest >> 16);
-  // Steps times 2^(14 - exponent) are below 1.
-  const int exponent = max(static_cast<int>(__reduce_max_sync(all_lanes, largest) >> 11), 1);
-  const std::uint32_t even_factor = half_powers(14 - exponent);
-  const std::uint32_t odd_factor = Layout.bits == 4 ? even_factor : half_powers(12 - exponent);
+  // Steps are below 2^(exponent - 14).
+  const int step_exponent = max(static_cast<int>(__reduce_max_sync(all_lanes, largest) >> 11), 1);
 
-  // The low 16 bits of the sum are the number, 128 more where it has a sign.
+  // Numbers that are added to have a product's multiple of the unit in their low 16 bits, 128 more
+  // where it has a sign; with codes times 4, of four units.
   constexpr float magic = Signed ? 12582912.0f + 128.0f : 8388608.0f;
-  float bias[Blocks] = {};
+  int exponent[Blocks];
+  float even_magic[Blocks];
+  float odd_magic[Blocks];
+#pragma unroll
+  for (int block = 0; block < Blocks; ++block) {
+    constexpr int bias_exponent = 127 + fp8_exponent<Layout.scale> + 15;
+    exponent[block] =
+        max(step_exponent, (__float_as_int(std::fabs(bias[block])) >> 23) - bias_exponent);
+    const int shift = (exponent[block] - 14) << 23;
+    even_magic[block] = __int_as_float(__float_as_int(magic) + shift);
+    odd_magic[block] =
+        Layout.bits == 4 ? even_magic[block] : __int_as_float(__float_as_int(4.0f * magic) + shift);
+  }
 #pragma unroll
   for (int q = 0; q < Runs; ++q) {
-    std::uint32_t t[Blocks][2][4];
+    float step[2][4];
 #pragma unroll
-    for (int w = 0; w < 2; ++w) {
-      byte_halves halves = halves_of(words[q][w]);
-      halves.even = multiply_halves(halves.even, even_factor);
-      halves.odd = multiply_halves(halves.odd, odd_factor);
-      float step[4];
-      widen_bytes(halves, step);
-      const int c = base + 16 * q + order::word_stride * w;
-      uint2 zero = {0u, 0u};
-      if (!is_padded || c < cols) zero = *reinterpret_cast<const uint2*>(zeros + 2 * c);
-      const float_pair low = unpack_halves(zero.x);
-      const float_pair high = unpack_halves(zero.y);
+    for (int w = 0; w < 2; ++w) widen_bytes(halves_of(words[q][w]), step[w]);
 #pragma unroll
-      for (int block = 0; block < Blocks; ++block) {
+    for (int block = 0; block < Blocks; ++block) {
+      std::uint32_t t[2][4];
+#pragma unroll
+      for (int w = 0; w < 2; ++w) {
         float a[4];
         get(block, q, w, a);
-        bias[block] = bias[block] + std::fma(a[0], low.low,
-                                             std::fma(a[1], low.high,
-                                                      std::fma(a[2], high.low, a[3] * high.high)));
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          t[block][w][e] = __float_as_uint(std::fma(a[e], step[e], magic));
+          t[w][e] = __float_as_uint(
+              std::fma(a[e], step[w][e], e % 2 == 0 ? even_magic[block] : odd_magic[block]));
       }
-    }
-#pragma unroll
-    for (int block = 0; block < Blocks; ++block)
 #pragma unroll
       for (int u = 0; u < 4; ++u) {
-        const std::uint32_t first = t[block][order::word(u, 0)][order::element(u, 0)];
-        const std::uint32_t second = t[block][order::word(u, 1)][order::element(u, 1)];
         // Low bytes of both, high bytes of both: two elements of the matrix.
         std::uint32_t& b = out[block].b[q][u];
-        b = transpose_matrix(__byte_perm(first, second, 0x5140));
+        b = transpose_matrix(__byte_perm(t[order::word(u, 0)][order::element(u, 0)],
+                                         t[order::word(u, 1)][order::element(u, 1)], 0x5140));
         if constexpr (Signed) b ^= (lane_index() & 4) == 0 ? 0x80808080u : 0u;
       }
+    }
   }
 #pragma unroll
   for (int block = 0; block < Blocks; ++block) {
-#pragma unroll
-    for (int lane = 4; lane < 32; lane *= 2)
-      bias[block] = bias[block] + __shfl_xor_sync(all_lanes, bias[block], lane);
-    out[block].bias = bias[block];
-    out[block].unit = __int_as_float((exponent - 14 + 127) << 23);
+    out[block].unit = power_of_two(exponent[block] - 14 + fp8_exponent<Layout.scale>);
+    const int whole = __float2int_rn(
+        bias[block] * power_of_two(14 - fp8_exponent<Layout.scale> - exponent[block]));
+    // Four numbers, so that the compiler keeps them and does not copy one for each product.
+    out[block].bias[0] = whole & 0xff;
+    out[block].bias[1] = whole >> 8;
+    out[block].bias[2] = whole & 0xffff;
+    out[block].bias[3] = (whole >> 16) << 8;
   }
 }
 
@@ -269,7 +270,7 @@ __device__ inline void multiply_rows(const code_rows<Layout, Runs>& rows, First 
                                      float (&sums)[Blocks][N][2]) {
   std::uint32_t low[N][2][Runs];
   std::uint32_t high[N][2][Runs];
-  int c[Blocks][N][4] = {};
+  int c[Blocks][N][4];
 #pragma unroll
   for (int n = 0; n < N; ++n) {
     rows.load(first(n), low[n][0], high[n][0]);
@@ -287,9 +288,13 @@ __device__ inline void multiply_rows(const code_rows<Layout, Runs>& rows, First 
       for (int u = 0; u < 4; u += 2) {
         const std::uint32_t a[4] = {x[u], y[u], x[u + 1], y[u + 1]};
 #pragma unroll
-        for (int block = 0; block < Blocks; ++block)
-          multiply_bytes<Signed>(c[block][n], a, operands[block].b[q][u],
-                                 operands[block].b[q][u + 1]);
+        for (int block = 0; block < Blocks; ++block) {
+          const std::uint32_t(&b)[4] = operands[block].b[q];
+          if (q == 0 && u == 0)
+            multiply_bytes<Signed>(c[block][n], a, b[u], b[u + 1], operands[block].bias);
+          else
+            multiply_bytes<Signed>(c[block][n], a, b[u], b[u + 1], c[block][n]);
+        }
       }
     }
 #pragma unroll
@@ -301,10 +306,6 @@ __device__ inline void multiply_rows(const code_rows<Layout, Runs>& rows, First 
       sums[block][n][1] = static_cast<float>(sum[2] + 256 * sum[3]);
     }
 }
-
-// What an FP8 byte's bits as a binary16 have to be multiplied by.
-template <cache_format Format>
-inline constexpr float fp8_factor = Format.scale == scale_type::ue5m3 ? 1.0f : 256.0f;
 
 template <cache_format Format>
 inline constexpr int key_runs = (Format.key_head_dim + 63) / 64;
@@ -326,19 +327,52 @@ __device__ inline void for_scores(score_array<Format>& scores, F f) {
         f(scores[q][w][e], 16 * q + code_order<Format.value_bits>::word_stride * w + e);
 }
 
-// Scores of the lane's rows with the tokens of the key record. `query(block)`: of magnitude at most
-// 2^15, zeros behind the head dimension; `unit(block)`: what it counts in.
-template <cache_format Format, int Blocks, class Query, class Unit>
-__device__ inline void score_tile(const std::byte* keys, Query query, Unit unit,
-                                  score_array<Format> (&scores)[Blocks]) {
+// Sums of the queries of the lane's rows, times the zeros of a key record. `parts(block)`: of the
+// row in column r of an operand, padded with zeros, its numbers rounded to binary16 (even columns)
+// or what the rounding left; channel c stands at place_of_channel(c). Rows r and r + 8 of an
+// operand of zeros are halves of the same channels, each for one of two multiplications.
+__device__ inline int place_of_channel(int c) { return (c & ~6) | ((c & 2) << 1) | ((c & 4) >> 1); }
+template <tile_layout Layout, int Runs, int Blocks, class Parts>
+__device__ inline void sum_zeros(const std::byte* record, Parts parts, float (&bias)[Blocks]) {
+  constexpr int cols = Layout.cols();
+  const std::byte* const zeros = record + Layout.zero_offset();
+  float first[Blocks][4] = {};
+  float second[Blocks][4] = {};
+#pragma unroll
+  for (int start = 0; start < 64 * Runs; start += 32) {
+    const int channel = start + 8 * (lane_index() & 3);
+    uint4 zero = {0u, 0u, 0u, 0u};
+    if (64 * Runs == cols || channel < cols)
+      zero = *reinterpret_cast<const uint4*>(zeros + 2 * channel);
+#pragma unroll
+    for (int block = 0; block < Blocks; ++block) {
+      const uint4 q = *reinterpret_cast<const uint4*>(parts(block) + channel);
+      const std::uint32_t a[4] = {zero.x, zero.y, zero.z, zero.w};
+      multiply_pairs<element_type::float16>(first[block], a, q.x, q.y);
+      multiply_pairs<element_type::float16>(second[block], a, q.z, q.w);
+    }
+  }
+#pragma unroll
+  for (int block = 0; block < Blocks; ++block)
+    bias[block] = (first[block][0] + first[block][1]) + (second[block][2] + second[block][3]);
+}
+
+// Scores of the lane's rows with the tokens of the key record, of which slope[block] is the unit.
+// `query(block)`: of magnitude at most 2^15, zeros behind the head dimension; `parts(block)`: see
+// sum_zeros.
+template <cache_format Format, int Blocks, class Query, class Parts>
+__device__ inline void score_tile(const std::byte* keys, Query query, Parts parts,
+                                  score_array<Format> (&scores)[Blocks], float (&slope)[Blocks]) {
   constexpr tile_layout layout = Format.key_layout();
   constexpr int runs = key_runs<Format>;
   using order = code_order<layout.bits>;
   using token_order = code_order<Format.value_bits>;
   folded_operand<runs> operands[Blocks];
   const int mine = order::base(runs);
+  float bias[Blocks];
+  sum_zeros<layout, runs>(keys, parts, bias);
   fold<true, layout>(
-      keys,
+      keys, bias,
       [&](int block, int q, int w, float(&a)[4]) {
         const float4 quad =
             *reinterpret_cast<const float4*>(query(block) + mine + 16 * q + order::word_stride * w);
@@ -378,28 +412,28 @@ __device__ inline void score_tile(const std::byte* keys, Query query, Unit unit,
                                                                     token_order::word_stride * w)),
                   scale);
 #pragma unroll
-      for (int block = 0; block < Blocks; ++block) {
-        const float slope =
-            operands[block].unit * unit(block) * (fp8_factor<Format> * fp8_factor<Format>);
-        const float offset = operands[block].bias * unit(block) * fp8_factor<Format>;
+      for (int block = 0; block < Blocks; ++block)
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-          scores[block][q][w][e] = scale[e] * std::fma(scores[block][q][w][e], slope, offset);
-      }
+        for (int e = 0; e < 4; ++e) scores[block][q][w][e] = scale[e] * scores[block][q][w][e];
     }
+#pragma unroll
+  for (int block = 0; block < Blocks; ++block)
+    slope[block] = operands[block].unit * fp8_factor<Format.scale>;
 }
 
-// A softmax over one tile: weights are 2^16 times powers of two of scores less their own largest;
-// times `norm` they are relative to the state's maximum.
-struct tile_softmax {
-  softmax_state state;
-  float norm;
-};
+// Weights of a tile are at most 2 to this.
+inline constexpr int weight_bits = 16;
 
-// `seen(token)`: whether the lane's row sees a token; not asked where it `sees_all`.
+// A softmax over one tile: scores become weights, 2^weight_bits times what they are relative to the
+// state's maximum. `slope`: the unit of scores, in log 2. `seen(token)`: whether the lane's row
+// sees a token; not asked where it `sees_all`.
 template <cache_format Format, class Seen>
-__device__ inline tile_softmax weigh_scores(score_array<Format>& scores, bool sees_all, Seen seen,
-                                            soft_cap cap) {
+__device__ inline softmax_state weigh_scores(score_array<Format>& scores, float slope,
+                                             bool sees_all, Seen seen, soft_cap cap) {
+  if (cap.cap != 0.0f || !sees_all) {
+    for_scores<Format>(scores, [slope](float& score, int) { score = score * slope; });
+    slope = 1.0f;
+  }
   if (cap.cap != 0.0f) for_scores<Format>(scores, [&](float& score, int) { score = cap(score); });
   if (!sees_all) {
     const int base = code_order<Format.value_bits>::base(value_runs<Format>);
@@ -414,27 +448,30 @@ __device__ inline tile_softmax weigh_scores(score_array<Format>& scores, bool se
 #pragma unroll
   for (int lane = 4; lane < 32; lane *= 2)
     largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, lane));
-  tile_softmax out{{rounded_maximum(largest), 0.0f}, 0.0f};
-  if (out.state.maximum != nothing_seen)
-    out.norm = exp2_approx(largest - static_cast<float>(out.state.maximum)) * 0x1p-16f;
-  const float shift = 16.0f - largest;
+  softmax_state state{rounded_maximum(largest * slope), 0.0f};
+  const float shift = static_cast<float>(weight_bits) - static_cast<float>(state.maximum);
   float part[4] = {};
   for_scores<Format>(scores, [&](float& score, int token) {
-    score = exp2_approx(score + shift);
+    score = exp2_approx(std::fma(score, slope, shift));
     part[token & 3] = part[token & 3] + score;
   });
   float sum = (part[0] + part[1]) + (part[2] + part[3]);
 #pragma unroll
   for (int lane = 4; lane < 32; lane *= 2) sum = sum + __shfl_xor_sync(all_lanes, sum, lane);
-  out.state.sum = sum * out.norm;
-  return out;
+  state.sum = sum * (1.0f / (1 << weight_bits));
+  return state;
 }
+
+// The bits of an FP8 number as a float: its value times this and the factor of its type.
+__device__ inline float raw_scale(std::uint8_t bits) {
+  return __uint_as_float(static_cast<std::uint32_t>(bits) << 20);
+}
+inline constexpr float raw_scale_factor = 0x1p112f;
 
 // 16 N channels from d on.
 template <int N, int Blocks, tile_layout Layout, int Runs, class Put>
 __device__ inline void sum_channels(const code_rows<Layout, Runs>& rows, const std::uint8_t* scales,
                                     int d, const folded_operand<Runs> (&operands)[Blocks],
-                                    const float (&slope)[Blocks], const float (&offset)[Blocks],
                                     Put put) {
   float sums[Blocks][N][2];
   multiply_rows<false>(
@@ -444,45 +481,57 @@ __device__ inline void sum_channels(const code_rows<Layout, Runs>& rows, const s
   for (int n = 0; n < N; ++n)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int channel = d + 16 * n + 8 * half;
-      const float scale = to_float(static_cast<std::uint16_t>(scales[channel] << 7));
+      const float scale = raw_scale(scales[d + 16 * n + 8 * half]);
 #pragma unroll
       for (int block = 0; block < Blocks; ++block)
-        sums[block][n][half] = scale * std::fma(sums[block][n][half], slope[block], offset[block]);
+        put(block, d / 8 + 2 * n + half, scale * sums[block][n][half]);
+    }
+}
+
+// Calls put(block, k, x) with the sum of weights times values, in units of unit[block], of channel
+// r + 8 k for the lane's row. The units are there before the first call.
+template <cache_format Format, int Blocks, class Put>
+__device__ inline void sum_values(const std::byte* values,
+                                  const score_array<Format> (&weights)[Blocks],
+                                  float (&unit)[Blocks], Put put) {
+  constexpr tile_layout layout = Format.value_layout();
+  constexpr int runs = value_runs<Format>;
+  using order = code_order<layout.bits>;
+  float bias[Blocks] = {};
+  const std::byte* const zeros = values + layout.zero_offset() + 2 * order::base(runs);
+#pragma unroll
+  for (int q = 0; q < runs; ++q)
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      const uint2 zero =
+          *reinterpret_cast<const uint2*>(zeros + 2 * (16 * q + order::word_stride * w));
+      const float_pair low = unpack_halves(zero.x);
+      const float_pair high = unpack_halves(zero.y);
+#pragma unroll
+      for (int block = 0; block < Blocks; ++block) {
+        const float(&a)[4] = weights[block][q][w];
+        bias[block] = bias[block] + std::fma(a[0], low.low,
+                                             std::fma(a[1], low.high,
+                                                      std::fma(a[2], high.low, a[3] * high.high)));
+      }
     }
 #pragma unroll
   for (int block = 0; block < Blocks; ++block)
 #pragma unroll
-    for (int n = 0; n < N; ++n) {
-      put(block, d / 8 + 2 * n, sums[block][n][0]);
-      put(block, d / 8 + 2 * n + 1, sums[block][n][1]);
-    }
-}
-
-// Calls put(block, k, x) with the sum of weights times values, times the block's norm, of channel
-// r + 8 k for the lane's row.
-template <cache_format Format, int Blocks, class Put>
-__device__ inline void sum_values(const std::byte* values,
-                                  const score_array<Format> (&weights)[Blocks],
-                                  const tile_softmax (&softmax)[Blocks], Put put) {
-  constexpr tile_layout layout = Format.value_layout();
-  constexpr int runs = value_runs<Format>;
+    for (int lane = 4; lane < 32; lane *= 2)
+      bias[block] = bias[block] + __shfl_xor_sync(all_lanes, bias[block], lane);
   folded_operand<runs> operands[Blocks];
   fold<false, layout>(
-      values,
+      values, bias,
       [&](int block, int q, int w, float(&a)[4]) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) a[e] = weights[block][q][w][e];
       },
       operands);
-  float slope[Blocks];
-  float offset[Blocks];
 #pragma unroll
-  for (int block = 0; block < Blocks; ++block) {
-    const float norm = softmax[block].norm;
-    slope[block] = operands[block].unit * norm * (fp8_factor<Format> * fp8_factor<Format>);
-    offset[block] = operands[block].bias * norm * fp8_factor<Format>;
-  }
+  for (int block = 0; block < Blocks; ++block)
+    unit[block] = operands[block].unit *
+                  (fp8_factor<Format.scale> * raw_scale_factor * (1.0f / (1 << weight_bits)));
   const int r = lane_index() >> 2;
   const code_rows<layout, runs> rows(values, r);
   const auto* const scales =
@@ -494,9 +543,9 @@ __device__ inline void sum_values(const std::byte* values,
   for (int start = 0; start < blocks; start += together) {
     constexpr int last = blocks % together == 0 ? together : blocks % together;
     if (start + together <= blocks)
-      sum_channels<together>(rows, scales, 16 * start, operands, slope, offset, put);
+      sum_channels<together>(rows, scales, 16 * start, operands, put);
     else
-      sum_channels<last>(rows, scales, 16 * start, operands, slope, offset, put);
+      sum_channels<last>(rows, scales, 16 * start, operands, put);
   }
 }
 
