@@ -78,12 +78,14 @@ class attention_block {
       shared_barrier::fence_init();
     }
     prefetch_exact(next_exact(first));
-    // In front of the records, behind which queries would wait, and all warps for each other.
-    prepare_queries();
+    // Queries are there before the records, behind which they would wait, and all warps for each
+    // other; they are prepared while records are on their way.
+    load_queries();
     list_groups(first_entry);
     advance();
     start_keys();
     start_values();
+    prepare_queries();
     int step = 0;
     while (attend_step(step)) step += Blocks;
     if (p_.splits == 1) finish(first < end);
@@ -159,8 +161,8 @@ class attention_block {
     return {reinterpret_cast<float*>(shared_ + p_.parts), block_rows, dim};
   }
 
-  // Rotates the queries and puts them into shared memory with magnitudes of at most 2^15.
-  __device__ void prepare_queries() {
+  // Puts the queries into shared memory, rotated but for the last stage.
+  __device__ void load_queries() {
     const attention_arguments& a = p_.arguments;
     const token_source source{sequence_.queries, a.query_type, a.heads,
                               std::int64_t{kv_head_} * a.heads * a.query_strides.head,
@@ -168,6 +170,11 @@ class attention_block {
     const auto buffer = vectors(layout::key_dim);
     replaced_values replaced;
     load_tokens<1, threads>(source, first_row_, work_.rows, !a.queries_rotated, buffer, replaced);
+  }
+  // Rotates them and puts them where scores take them from, with magnitudes of at most 2^15.
+  __device__ void prepare_queries() {
+    const attention_arguments& a = p_.arguments;
+    const auto buffer = vectors(layout::key_dim);
     const bool strided = !a.queries_rotated && hadamard_core(layout::key_dim) == 1;
     const int l = static_cast<int>(threadIdx.x) & 15;
     for (int first = 0; first < block_rows; first += threads / 16) {
