@@ -171,7 +171,7 @@ class attention_block {
     replaced_values replaced;
     load_tokens<1, threads>(source, first_row_, work_.rows, !a.queries_rotated, buffer, replaced);
   }
-  // Rotates them and puts them where scores take them from, with magnitudes of at most 2^15.
+  // Rotates them and puts them where scores take them from, with magnitudes of at most largest_query.
   __device__ void prepare_queries() {
     const attention_arguments& a = p_.arguments;
     const auto buffer = vectors(layout::key_dim);
@@ -192,7 +192,7 @@ class attention_block {
       for (int lane = 1; lane < 16; lane *= 2)
         largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, lane));
       if (row >= block_rows) continue;
-      const float inverse = 32768.0f / largest;
+      const float inverse = largest_query / largest;
 #pragma unroll
       for (int j = 0; j < layout::padded_key_dim / 16; ++j) {
         const float x = j < steps ? v[j < steps ? j : 0] * inverse : 0.0f;
@@ -202,7 +202,7 @@ class attention_block {
         query_parts(row, 1)[place_of_channel(l + 16 * j)] = float16(x - to_float(rounded)).bits;
       }
       if (l == 0) {
-        query(row)[layout::query_unit] = largest * 0x1p-15f * p_.scale;
+        query(row)[layout::query_unit] = largest * (1.0f / largest_query) * p_.scale;
         query(row)[layout::query_offset] =
             __int_as_float((first_row_ + row) / a.heads - first_row_ / a.heads);
       }
@@ -243,12 +243,7 @@ class attention_block {
 #pragma unroll 1
       for (int leaf = warp_; leaf < groups_per_chunk; leaf += Warps) {
         if (is_sealed(work_.next)) {
-#pragma unroll
-          for (int b = 0; b < Blocks; ++b) {
-            state[b] = {nothing_seen, 0.0f};
-#pragma unroll
-            for (float& x : sum[b]) x = 0.0f;
-          }
+          clear(state, sum);
           attend_groups(groups, state, sum);
           if constexpr (Blocks == 1) leave_sums(step, leaf, state, sum, 0);
         } else if (Blocks == 1) {
@@ -261,10 +256,12 @@ class attention_block {
       const bool has_chunk = work_.next < work_.end;
       if (has_chunk) {
         if constexpr (Blocks > 1) {
-          if (is_sealed(work_.next))
+          if (is_sealed(work_.next)) {
             leave_sums(step + b, warp_, state, sum, b);
-          else
+          } else {
             leave_exact(step + b, warp_, b);
+            clear(state, sum);  // so that no register has to keep them meanwhile
+          }
         }
         shared_barrier(&barriers_.ready[(step + b) & p_.lag]).arrive();
       }
@@ -276,6 +273,15 @@ class attention_block {
     if (lane_index() == 0) work_.next = chunk + (is_whole(chunk) ? groups_per_chunk : 1);
     __syncwarp();
     return chunk < work_.end;
+  }
+
+  __device__ static void clear(softmax_state (&state)[Blocks], float (&sum)[Blocks][channels]) {
+#pragma unroll
+    for (int b = 0; b < Blocks; ++b) {
+      state[b] = {nothing_seen, 0.0f};
+#pragma unroll
+      for (float& x : sum[b]) x = 0.0f;
+    }
   }
 
   // The next `count` groups of this warp, added to what it has.
@@ -311,30 +317,43 @@ class attention_block {
     __syncwarp();
     advance();
     start_keys();
-    softmax_state softmax[Blocks];
 #pragma unroll
-    for (int b = 0; b < Blocks; ++b)
-      softmax[b] = weigh_scores<Format>(
-          scores[b], slope[b] * query(row + 4 * b)[layout::query_unit], sees_all,
+    for (int b = 0; b < Blocks; ++b) {
+      slope[b] = slope[b] * query(row + 4 * b)[layout::query_unit];
+      if (p_.cap.cap == 0.0f && sees_all) continue;
+      limit_scores<Format>(
+          scores[b], slope[b], sees_all,
           [&](int token) {
             return token < count && sees(ahead + query_offset(row + 4 * b), token, p_.window);
           },
           p_.cap);
+      slope[b] = 1.0f;
+    }
+    tile_weights tile[Blocks];
+    weigh_scores<Format>(scores, slope, tile);
     values_.wait(use_);
     float factor[Blocks];
+    bool is_higher = false;
+    float before[Blocks];
 #pragma unroll
     for (int b = 0; b < Blocks; ++b) {
-      float before;
-      state[b] = joined(state[b], softmax[b], before, factor[b]);
-      if (__any_sync(all_lanes, before != 1.0f)) {
+      state[b] = joined(state[b], {tile[b].maximum, 0.0f}, before[b], factor[b]);
+      is_higher = is_higher || before[b] != 1.0f;
+    }
+    if (__any_sync(all_lanes, is_higher)) {
 #pragma unroll
-        for (int k = 0; k < channels; ++k) sum[b][k] = sum[b][k] * before;
-      }
+      for (int b = 0; b < Blocks; ++b)
+#pragma unroll
+        for (int k = 0; k < channels; ++k) sum[b][k] = sum[b][k] * before[b];
     }
     float unit[Blocks] = {};
-    sum_values<Format>(keys + layout::key_bytes, scores, unit, [&](int b, int k, float value) {
-      sum[b][k] = std::fma(value, factor[b] * unit[b], sum[b][k]);
-    });
+    sum_values<Format>(keys + layout::key_bytes, scores, tile, unit,
+                       [&](int b, int k, float value) {
+                         sum[b][k] = std::fma(value, factor[b] * unit[b], sum[b][k]);
+                       });
+#pragma unroll
+    for (int b = 0; b < Blocks; ++b)
+      state[b].sum = std::fma(tile[b].sum, factor[b] * power_of_two(-weight_bits), state[b].sum);
     __syncwarp();
     start_values();
     ++use_;

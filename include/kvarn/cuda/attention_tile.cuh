@@ -167,6 +167,11 @@ inline constexpr int fp8_exponent = Scale == scale_type::ue5m3 ? 0 : 8;
 template <scale_type Scale>
 inline constexpr float fp8_factor = 1.0f * (1 << fp8_exponent<Scale>);
 
+// The bits of an FP8 number as a float: with a factor 2^raw_scale_exponent and that of its type its
+// value.
+__device__ inline float raw_scale(std::uint32_t bits) { return __uint_as_float(bits << 20); }
+inline constexpr int raw_scale_exponent = 112;
+
 // 2^e, -126 <= e <= 127.
 __device__ inline float power_of_two(int e) { return __int_as_float((e + 127) << 23); }
 
@@ -178,12 +183,13 @@ struct folded_operand {
   float unit;   // of the integer sums, of numbers whose scales are still to be multiplied with
 };
 
-// Folds the steps of the tile into the numbers of each block, which get(block, q, w, a) gives. |a|
-// must be at most 2^15 (signed) or 2^16. `bias`: sum of a[c] zero[c], of each block. It takes part
-// in the integer sums: a unit is 2^-16 of the largest step, or more where the bias is 2^30 of these
-// (then the codes hardly count).
+// Folds the steps of the tile into the numbers of each block, which get(block, q, w, a) gives.
+// `largest`: at least |a|, of each block. A unit is a power of two, so that products with steps are
+// below 2^15 (signed) or 2^16 of them. `bias`: sum of a[c] zero[c], of each block; it takes part in
+// the integer sums, and where it is 2^30 units these are larger (then codes hardly count).
 template <bool Signed, tile_layout Layout, int Runs, int Blocks, class Get>
-__device__ inline void fold(const std::byte* record, const float (&bias)[Blocks], Get get,
+__device__ inline void fold(const std::byte* record, const float (&largest)[Blocks],
+                            const float (&bias)[Blocks], Get get,
                             folded_operand<Runs> (&out)[Blocks]) {
   using order = code_order<Layout.bits>;
   constexpr int cols = Layout.cols();
@@ -191,7 +197,7 @@ __device__ inline void fold(const std::byte* record, const float (&bias)[Blocks]
   const std::byte* const steps = record + Layout.step_offset();
   const int base = order::base(Runs);
   std::uint32_t words[Runs][2];
-  unsigned largest = 0;
+  unsigned pair = 0;
 #pragma unroll
   for (int q = 0; q < Runs; ++q)
 #pragma unroll
@@ -199,24 +205,26 @@ __device__ inline void fold(const std::byte* record, const float (&bias)[Blocks]
       const int c = base + 16 * q + order::word_stride * w;
       words[q][w] = 0;
       if (!is_padded || c < cols) words[q][w] = *reinterpret_cast<const std::uint32_t*>(steps + c);
-      largest = __vmaxu2(largest, __vmaxu2(words[q][w], words[q][w] << 8));
+      pair = __vmaxu2(pair, __vmaxu2(words[q][w], words[q][w] << 8));
     }
-  largest = max(largest & 0xffffu, largest >> 16);
-  // Steps are below 2^(exponent - 14).
-  const int step_exponent = max(static_cast<int>(__reduce_max_sync(all_lanes, largest) >> 11), 1);
+  pair = max(pair & 0xffffu, pair >> 16);
+  const float largest_step = raw_scale(__reduce_max_sync(all_lanes, pair) >> 8);
 
   // Numbers that are added to have a product's multiple of the unit in their low 16 bits, 128 more
   // where it has a sign; with codes times 4, of four units.
   constexpr float magic = Signed ? 12582912.0f + 128.0f : 8388608.0f;
-  int exponent[Blocks];
+  int exponent[Blocks];  // of the unit
   float even_magic[Blocks];
   float odd_magic[Blocks];
 #pragma unroll
   for (int block = 0; block < Blocks; ++block) {
-    constexpr int bias_exponent = 127 + fp8_exponent<Layout.scale> + 15;
-    exponent[block] =
-        max(step_exponent, (__float_as_int(std::fabs(bias[block])) >> 23) - bias_exponent);
-    const int shift = (exponent[block] - 14) << 23;
+    const float product = largest_step * (largest[block] * 1.0001f);  // rounded numbers stay below
+    constexpr int product_bits = 127 - raw_scale_exponent + (Signed ? 15 : 16) - 1;
+    constexpr int bias_bits = 127 + 30 - 1 + fp8_exponent<Layout.scale>;
+    exponent[block] = max(max((__float_as_int(product) >> 23) - product_bits,
+                              (__float_as_int(std::fabs(bias[block])) >> 23) - bias_bits),
+                          -24);
+    const int shift = exponent[block] << 23;
     even_magic[block] = __int_as_float(__float_as_int(magic) + shift);
     odd_magic[block] =
         Layout.bits == 4 ? even_magic[block] : __int_as_float(__float_as_int(4.0f * magic) + shift);
@@ -250,9 +258,9 @@ __device__ inline void fold(const std::byte* record, const float (&bias)[Blocks]
   }
 #pragma unroll
   for (int block = 0; block < Blocks; ++block) {
-    out[block].unit = power_of_two(exponent[block] - 14 + fp8_exponent<Layout.scale>);
+    out[block].unit = power_of_two(exponent[block] + fp8_exponent<Layout.scale>);
     const int whole = __float2int_rn(
-        bias[block] * power_of_two(14 - fp8_exponent<Layout.scale> - exponent[block]));
+        bias[block] * power_of_two(-fp8_exponent<Layout.scale> - exponent[block]));
     // Four numbers, so that the compiler keeps them and does not copy one for each product.
     out[block].bias[0] = whole & 0xff;
     out[block].bias[1] = whole >> 8;
@@ -357,8 +365,11 @@ __device__ inline void sum_zeros(const std::byte* record, Parts parts, float (&b
     bias[block] = (first[block][0] + first[block][1]) + (second[block][2] + second[block][3]);
 }
 
+// Queries are scaled to this magnitude.
+inline constexpr int largest_query = 1 << 15;
+
 // Scores of the lane's rows with the tokens of the key record, of which slope[block] is the unit.
-// `query(block)`: of magnitude at most 2^15, zeros behind the head dimension; `parts(block)`: see
+// `query(block)`: of magnitude at most largest_query, zeros behind the head dimension; `parts(block)`: see
 // sum_zeros.
 template <cache_format Format, int Blocks, class Query, class Parts>
 __device__ inline void score_tile(const std::byte* keys, Query query, Parts parts,
@@ -371,8 +382,11 @@ __device__ inline void score_tile(const std::byte* keys, Query query, Parts part
   const int mine = order::base(runs);
   float bias[Blocks];
   sum_zeros<layout, runs>(keys, parts, bias);
+  float largest[Blocks];
+#pragma unroll
+  for (float& x : largest) x = 1.0f * largest_query;
   fold<true, layout>(
-      keys, bias,
+      keys, largest, bias,
       [&](int block, int q, int w, float(&a)[4]) {
         const float4 quad =
             *reinterpret_cast<const float4*>(query(block) + mine + 16 * q + order::word_stride * w);
@@ -424,49 +438,62 @@ __device__ inline void score_tile(const std::byte* keys, Query query, Parts part
 // Weights of a tile are at most 2 to this.
 inline constexpr int weight_bits = 16;
 
-// A softmax over one tile: scores become weights, 2^weight_bits times what they are relative to the
-// state's maximum. `slope`: the unit of scores, in log 2. `seen(token)`: whether the lane's row
-// sees a token; not asked where it `sees_all`.
+// Scores in units of log 2, with the cap and without tokens that a row does not see. `seen(token)`:
+// whether the lane's row sees a token; not asked where it `sees_all`.
 template <cache_format Format, class Seen>
-__device__ inline softmax_state weigh_scores(score_array<Format>& scores, float slope,
-                                             bool sees_all, Seen seen, soft_cap cap) {
-  if (cap.cap != 0.0f || !sees_all) {
-    for_scores<Format>(scores, [slope](float& score, int) { score = score * slope; });
-    slope = 1.0f;
-  }
+__device__ inline void limit_scores(score_array<Format>& scores, float slope, bool sees_all,
+                                    Seen seen, soft_cap cap) {
+  for_scores<Format>(scores, [slope](float& score, int) { score = score * slope; });
   if (cap.cap != 0.0f) for_scores<Format>(scores, [&](float& score, int) { score = cap(score); });
-  if (!sees_all) {
-    const int base = code_order<Format.value_bits>::base(value_runs<Format>);
-    for_scores<Format>(scores, [&](float& score, int token) {
-      if (!seen(base + token)) score = unseen;
-    });
-  }
-  float most[4] = {unseen, unseen, unseen, unseen};
-  for_scores<Format>(
-      scores, [&](float& score, int token) { most[token & 3] = fmaxf(most[token & 3], score); });
-  float largest = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
-#pragma unroll
-  for (int lane = 4; lane < 32; lane *= 2)
-    largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, lane));
-  softmax_state state{rounded_maximum(largest * slope), 0.0f};
-  const float shift = static_cast<float>(weight_bits) - static_cast<float>(state.maximum);
-  float part[4] = {};
+  if (sees_all) return;
+  const int base = code_order<Format.value_bits>::base(value_runs<Format>);
   for_scores<Format>(scores, [&](float& score, int token) {
-    score = exp2_approx(std::fma(score, slope, shift));
-    part[token & 3] = part[token & 3] + score;
+    if (!seen(base + token)) score = unseen;
   });
-  float sum = (part[0] + part[1]) + (part[2] + part[3]);
-#pragma unroll
-  for (int lane = 4; lane < 32; lane *= 2) sum = sum + __shfl_xor_sync(all_lanes, sum, lane);
-  state.sum = sum * (1.0f / (1 << weight_bits));
-  return state;
 }
 
-// The bits of an FP8 number as a float: its value times this and the factor of its type.
-__device__ inline float raw_scale(std::uint8_t bits) {
-  return __uint_as_float(static_cast<std::uint32_t>(bits) << 20);
+// The weights of one tile for one row.
+struct tile_weights {
+  int maximum;    // of the softmax state
+  float largest;  // weight
+  float sum;      // over the lane's tokens
+};
+
+// Scores become weights, 2^weight_bits times what they are relative to the maximum. `slope`: the
+// unit of scores, in log 2.
+template <cache_format Format, int Blocks>
+__device__ inline void weigh_scores(score_array<Format> (&scores)[Blocks],
+                                    const float (&slope)[Blocks], tile_weights (&out)[Blocks]) {
+#pragma unroll
+  for (int block = 0; block < Blocks; ++block) {
+    float most[4] = {unseen, unseen, unseen, unseen};
+    for_scores<Format>(scores[block], [&](float& score, int token) {
+      most[token & 3] = fmaxf(most[token & 3], score);
+    });
+    out[block].largest = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
+  }
+#pragma unroll
+  for (int lane = 4; lane < 32; lane *= 2)
+#pragma unroll
+    for (int block = 0; block < Blocks; ++block)
+      out[block].largest =
+          fmaxf(out[block].largest, __shfl_xor_sync(all_lanes, out[block].largest, lane));
+#pragma unroll
+  for (int block = 0; block < Blocks; ++block) {
+    out[block].maximum = rounded_maximum(out[block].largest * slope[block]);
+    const float shift = static_cast<float>(weight_bits) - static_cast<float>(out[block].maximum);
+    const auto weight = [&](float score) {
+      return exp2_approx(std::fma(score, slope[block], shift));
+    };
+    float part[4] = {};
+    for_scores<Format>(scores[block], [&](float& score, int token) {
+      score = weight(score);
+      part[token & 3] = part[token & 3] + score;
+    });
+    out[block].largest = weight(out[block].largest);
+    out[block].sum = (part[0] + part[1]) + (part[2] + part[3]);
+  }
 }
-inline constexpr float raw_scale_factor = 0x1p112f;
 
 // 16 N channels from d on.
 template <int N, int Blocks, tile_layout Layout, int Runs, class Put>
@@ -489,11 +516,12 @@ __device__ inline void sum_channels(const code_rows<Layout, Runs>& rows, const s
 }
 
 // Calls put(block, k, x) with the sum of weights times values, in units of unit[block], of channel
-// r + 8 k for the lane's row. The units are there before the first call.
+// r + 8 k for the lane's row. Units are there before the first call, and sums over all tokens in the
+// place of those over the lane's.
 template <cache_format Format, int Blocks, class Put>
 __device__ inline void sum_values(const std::byte* values,
                                   const score_array<Format> (&weights)[Blocks],
-                                  float (&unit)[Blocks], Put put) {
+                                  tile_weights (&tile)[Blocks], float (&unit)[Blocks], Put put) {
   constexpr tile_layout layout = Format.value_layout();
   constexpr int runs = value_runs<Format>;
   using order = code_order<layout.bits>;
@@ -516,13 +544,18 @@ __device__ inline void sum_values(const std::byte* values,
       }
     }
 #pragma unroll
-  for (int block = 0; block < Blocks; ++block)
+  for (int lane = 4; lane < 32; lane *= 2)
 #pragma unroll
-    for (int lane = 4; lane < 32; lane *= 2)
+    for (int block = 0; block < Blocks; ++block) {
       bias[block] = bias[block] + __shfl_xor_sync(all_lanes, bias[block], lane);
+      tile[block].sum = tile[block].sum + __shfl_xor_sync(all_lanes, tile[block].sum, lane);
+    }
+  float largest[Blocks];
+#pragma unroll
+  for (int block = 0; block < Blocks; ++block) largest[block] = tile[block].largest;
   folded_operand<runs> operands[Blocks];
   fold<false, layout>(
-      values, bias,
+      values, largest, bias,
       [&](int block, int q, int w, float(&a)[4]) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) a[e] = weights[block][q][w][e];
@@ -530,8 +563,8 @@ __device__ inline void sum_values(const std::byte* values,
       operands);
 #pragma unroll
   for (int block = 0; block < Blocks; ++block)
-    unit[block] = operands[block].unit *
-                  (fp8_factor<Format.scale> * raw_scale_factor * (1.0f / (1 << weight_bits)));
+    unit[block] = operands[block].unit * (fp8_factor<Format.scale> *
+                                          power_of_two(raw_scale_exponent - weight_bits));
   const int r = lane_index() >> 2;
   const code_rows<layout, runs> rows(values, r);
   const auto* const scales =
