@@ -455,6 +455,16 @@ TEST(CudaAttention, BitsDoNotDependOnSplitsOrBatch) {
     }
 }
 
+// With more than four rows, two of the kernels keep four registers or fewer in memory, none of them
+// while they go through a tile.
+TEST(CudaAttention, KernelsKeepTheirRegisters) {
+  for (int f = 0; f < kvarn_test::attention_format_count; ++f) {
+    SCOPED_TRACE(f);
+    EXPECT_EQ(attention_of(f).local_bytes(false), 0);
+    EXPECT_LE(attention_of(f).local_bytes(true), 16);
+  }
+}
+
 TEST(CudaAttention, RefusesWhatNoKernelTakes) {
   const auto functions = attention_of(0);
   cuda::attention_arguments a;

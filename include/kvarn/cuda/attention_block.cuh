@@ -29,19 +29,17 @@ class attention_block {
         shared_(shared),
         barriers_(barriers),
         warp_(static_cast<int>(threadIdx.x) >> 5),
-        kv_head_(static_cast<int>(blockIdx.y) % p.arguments.kv_heads),
-        first_row_(static_cast<int>(blockIdx.y) / p.arguments.kv_heads * block_rows),
         keys_(shared + warp_ * layout::slot_bytes, &barriers.records[warp_][0]),
         values_(shared + warp_ * layout::slot_bytes + layout::key_bytes,
                 &barriers.records[warp_][1]),
-        work_(barriers.work[warp_]),
-        sequence_(p.arguments.sequences[blockIdx.z]) {}
+        work_(barriers.work[warp_]) {}
 
   __device__ void run() {
     const int heads = p_.arguments.heads;
-    const int rows = min(sequence_.tokens * heads - first_row_, block_rows);
+    const int first_row = static_cast<int>(blockIdx.y) / p_.arguments.kv_heads * block_rows;
+    const int rows = min(sequence().tokens * heads - first_row, block_rows);
     const auto chunks =
-        sequence_chunks::of(sequence_.sink.count, sequence_.page_count, sequence_.tail.count);
+        sequence_chunks::of(sequence().sink.count, sequence().page_count, sequence().tail.count);
     const int run = chunks.run(p_.splits);
     const int first = chunks.first(static_cast<int>(blockIdx.x), p_.splits, run);
     const int end = chunks.first(static_cast<int>(blockIdx.x) + 1, p_.splits, run);
@@ -49,17 +47,19 @@ class attention_block {
     if (lane_index() == 0) {
       const int first_sealed = max(first - chunks.sink, 0);
       const int end_sealed = min(max(end - chunks.sink, 0), chunks.sealed);
-      work_.first_end = sequence_.position + first_row_ / heads + 1;
-      work_.spread = (first_row_ + rows - 1) / heads - first_row_ / heads;
-      work_.base = p_.arguments.pages + Format.key_offset(kv_head_);
-      work_.pages = sequence_.pages;
+      work_.first_row = first_row;
+      work_.first_end = sequence().position + first_row / heads + 1;
+      work_.spread = (first_row + rows - 1) / heads - first_row / heads;
+      work_.kv_head = static_cast<int>(blockIdx.y) % p_.arguments.kv_heads;
+      work_.base = p_.arguments.pages + Format.key_offset(work_.kv_head);
+      work_.pages = sequence().pages;
       work_.rows = rows;
       work_.next = first;
       work_.end = end;
       work_.partial = chunks.partial(run);
       work_.join = {first, 0};
       work_.first_group = groups_per_chunk * first_sealed;
-      work_.end_group = min(groups_per_chunk * end_sealed, sequence_.page_count);
+      work_.end_group = min(groups_per_chunk * end_sealed, sequence().page_count);
       work_.sink_chunks = chunks.sink;
       work_.first_tail = chunks.sink + chunks.sealed;
       work_.whole = max(end_sealed - first_sealed, 0) / groups_per_chunk;
@@ -97,6 +97,11 @@ class attention_block {
   static constexpr int block_rows = 4 * Blocks;
   static constexpr int channels = layout::value_dim / 8;  // of a lane
   static constexpr int warps_per_row = Warps / 4;         // when parts are joined
+
+  // Not kept: there are no registers for it.
+  __device__ const attention_sequence& sequence() const {
+    return p_.arguments.sequences[blockIdx.z];
+  }
 
   // Entry n of those this warp takes: 64 / Warps of every eight chunks that are taken whole, then
   // one (or two) of every chunk.
@@ -164,14 +169,16 @@ class attention_block {
   // Puts the queries into shared memory, rotated but for the last stage.
   __device__ void load_queries() {
     const attention_arguments& a = p_.arguments;
-    const token_source source{sequence_.queries, a.query_type, a.heads,
-                              std::int64_t{kv_head_} * a.heads * a.query_strides.head,
+    const token_source source{sequence().queries, a.query_type, a.heads,
+                              std::int64_t{work_.kv_head} * a.heads * a.query_strides.head,
                               a.query_strides};
     const auto buffer = vectors(layout::key_dim);
     replaced_values replaced;
-    load_tokens<1, threads>(source, first_row_, work_.rows, !a.queries_rotated, buffer, replaced);
+    load_tokens<1, threads>(source, work_.first_row, work_.rows, !a.queries_rotated, buffer,
+                            replaced);
   }
-  // Rotates them and puts them where scores take them from, with magnitudes of at most largest_query.
+  // Rotates them and puts them where scores take them from, with magnitudes of at most
+  // largest_query.
   __device__ void prepare_queries() {
     const attention_arguments& a = p_.arguments;
     const auto buffer = vectors(layout::key_dim);
@@ -204,7 +211,7 @@ class attention_block {
       if (l == 0) {
         query(row)[layout::query_unit] = largest * (1.0f / largest_query) * p_.scale;
         query(row)[layout::query_offset] =
-            __int_as_float((first_row_ + row) / a.heads - first_row_ / a.heads);
+            __int_as_float((work_.first_row + row) / a.heads - work_.first_row / a.heads);
       }
     }
     __syncthreads();
@@ -240,8 +247,9 @@ class attention_block {
     softmax_state state[Blocks];
     if (work_.next < work_.end) {
       const int groups = is_whole(work_.next) ? groups_per_chunk : 1;
+      const int last_leaf = Blocks > 1 ? warp_ + 1 : groups_per_chunk;
 #pragma unroll 1
-      for (int leaf = warp_; leaf < groups_per_chunk; leaf += Warps) {
+      for (int leaf = warp_; leaf < last_leaf; leaf += Warps) {
         if (is_sealed(work_.next)) {
           clear(state, sum);
           attend_groups(groups, state, sum);
@@ -288,7 +296,7 @@ class attention_block {
   __device__ void attend_groups(int count, softmax_state (&state)[Blocks],
                                 float (&sum)[Blocks][channels]) {
 #pragma unroll 1
-    for (int group = 0; group < count; ++group) {
+    for (const int end = taken_ + count; taken_ < end;) {
       if (loaded_.count > 0) {
         attend_group(state, sum);
         continue;
@@ -367,7 +375,7 @@ class attention_block {
     const int first = first_token(chunk) + leaf_tokens * leaf;
     const int count = min(leaf_tokens, rows.count - first);
     const exact_task task{
-        exact_leaf(p_.arguments, rows, kv_head_, first, count),
+        exact_leaf(p_.arguments, rows, work_.kv_head, first, count),
         p_.arguments.exact_type,
         count,
         static_cast<int>(work_.first_end - (rows.position + first)),
@@ -386,7 +394,7 @@ class attention_block {
 
   // Of a chunk of exact tokens: where they are, and the first of them.
   __device__ const exact_rows& rows_of(int chunk) const {
-    return chunk < work_.sink_chunks ? sequence_.sink : sequence_.tail;
+    return chunk < work_.sink_chunks ? sequence().sink : sequence().tail;
   }
   __device__ int first_token(int chunk) const {
     return exact_chunk * (chunk < work_.sink_chunks ? chunk : chunk - work_.first_tail);
@@ -403,7 +411,7 @@ class attention_block {
       if (token >= rows.count) return;
       const auto ask = [&](const void* array, const token_strides& strides, int dim) {
         const auto* const row = static_cast<const std::byte*>(array) +
-                                (token * strides.token + kv_head_ * strides.head) * bytes;
+                                (token * strides.token + work_.kv_head * strides.head) * bytes;
 #pragma unroll 1
         for (int i = 128 * (lane_index() >> 4); i < dim * bytes; i += 256)
           asm volatile("prefetch.global.L2 [%0];" ::"l"(row + i));
@@ -571,7 +579,7 @@ class attention_block {
     }
     __syncthreads();
     finish_rows<layout::value_dim, threads>(
-        p_, sequence_, kv_head_, first_row_, work_.rows, buffer, [&](int row) {
+        p_, sequence(), work_.kv_head, work_.first_row, work_.rows, buffer, [&](int row) {
           return has_any ? sum_state(1, row, (row & 3) * warps_per_row)
                          : softmax_state{nothing_seen, 0.0f};
         });
@@ -581,12 +589,9 @@ class attention_block {
   std::byte* const shared_;
   attention_barriers<Warps>& barriers_;
   const int warp_;
-  const int kv_head_;
-  const int first_row_;
   const record_slot keys_;
   const record_slot values_;
   block_work& work_;
-  const attention_sequence& sequence_;
   int taken_ = 0;          // groups of this warp
   listed_group loaded_{};  // the last of them, which is in the slots, or on its way
   int use_ = 0;            // of the slots

@@ -195,6 +195,8 @@ struct block_work {
   const std::byte* base;   // of the KV head in page 0
   const page_entry* pages;
   int spread;  // how many tokens more the last row sees
+  int kv_head;
+  int first_row;
   int rows;
   int next;     // chunk that is attended to
   int end;      // of the chunks

@@ -259,8 +259,8 @@ __device__ inline void fold(const std::byte* record, const float (&largest)[Bloc
 #pragma unroll
   for (int block = 0; block < Blocks; ++block) {
     out[block].unit = power_of_two(exponent[block] + fp8_exponent<Layout.scale>);
-    const int whole = __float2int_rn(
-        bias[block] * power_of_two(-fp8_exponent<Layout.scale> - exponent[block]));
+    const int whole =
+        __float2int_rn(bias[block] * power_of_two(-fp8_exponent<Layout.scale> - exponent[block]));
     // Four numbers, so that the compiler keeps them and does not copy one for each product.
     out[block].bias[0] = whole & 0xff;
     out[block].bias[1] = whole >> 8;
@@ -369,8 +369,8 @@ __device__ inline void sum_zeros(const std::byte* record, Parts parts, float (&b
 inline constexpr int largest_query = 1 << 15;
 
 // Scores of the lane's rows with the tokens of the key record, of which slope[block] is the unit.
-// `query(block)`: of magnitude at most largest_query, zeros behind the head dimension; `parts(block)`: see
-// sum_zeros.
+// `query(block)`: of magnitude at most largest_query, zeros behind the head dimension;
+// `parts(block)`: see sum_zeros.
 template <cache_format Format, int Blocks, class Query, class Parts>
 __device__ inline void score_tile(const std::byte* keys, Query query, Parts parts,
                                   score_array<Format> (&scores)[Blocks], float (&slope)[Blocks]) {
@@ -516,8 +516,8 @@ __device__ inline void sum_channels(const code_rows<Layout, Runs>& rows, const s
 }
 
 // Calls put(block, k, x) with the sum of weights times values, in units of unit[block], of channel
-// r + 8 k for the lane's row. Units are there before the first call, and sums over all tokens in the
-// place of those over the lane's.
+// r + 8 k for the lane's row. Units are there before the first call, and sums over all tokens in
+// the place of those over the lane's.
 template <cache_format Format, int Blocks, class Put>
 __device__ inline void sum_values(const std::byte* values,
                                   const score_array<Format> (&weights)[Blocks],
@@ -563,15 +563,15 @@ __device__ inline void sum_values(const std::byte* values,
       operands);
 #pragma unroll
   for (int block = 0; block < Blocks; ++block)
-    unit[block] = operands[block].unit * (fp8_factor<Format.scale> *
-                                          power_of_two(raw_scale_exponent - weight_bits));
+    unit[block] = operands[block].unit *
+                  (fp8_factor<Format.scale> * power_of_two(raw_scale_exponent - weight_bits));
   const int r = lane_index() >> 2;
   const code_rows<layout, runs> rows(values, r);
   const auto* const scales =
       reinterpret_cast<const std::uint8_t*>(values + layout.scale_offset()) + r;
   // 64 channels are read before any is written: the compiler does not know that the two differ.
   constexpr int blocks = layout.head_dim / 16;
-  constexpr int together = Blocks == 1 ? 4 : 2;
+  constexpr int together = 2;
 #pragma unroll
   for (int start = 0; start < blocks; start += together) {
     constexpr int last = blocks % together == 0 ? together : blocks % together;
