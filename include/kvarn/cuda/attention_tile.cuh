@@ -53,10 +53,21 @@ struct soft_cap {
 //   u + 4 b                        of 2 and 3 bits,
 //   8 (u / 2) + u % 2 + 2 b        of 4 bits.
 // Element (w, e) of a lane belongs to byte 2 (r % 2) + slot of its register.
-template <int Bits>
+// `Swaps`, of 2 bits: lanes of odd r have element e in the place of e ^ 1.
+template <int Bits, bool Swaps = false>
 struct code_order {
+  static_assert(!Swaps || Bits == 2);
   static constexpr int word_stride = Bits == 4 ? 8 : 4;
   static constexpr int half_stride = Bits == 4 ? 4 : 8;
+  static constexpr bool swaps = Swaps;
+  // Of the lane: what e is changed by; a word of four elements, of two, as the lane has them.
+  __device__ static int swap() { return Swaps ? lane_index() >> 2 & 1 : 0; }
+  __device__ static std::uint32_t swap_bytes(std::uint32_t word) {
+    return Swaps ? __byte_perm(word, 0, swap() != 0 ? 0x2301 : 0x3210) : word;
+  }
+  __device__ static std::uint32_t swap_halves(std::uint32_t word) {
+    return Swaps ? __byte_perm(word, 0, swap() != 0 ? 0x1032 : 0x3210) : word;
+  }
   // The element of register u and slot 0 or 1.
   KVARN_HOST_DEVICE static constexpr int word(int u, int slot) { return Bits == 4 ? u >> 1 : slot; }
   KVARN_HOST_DEVICE static constexpr int element(int u, int slot) {
@@ -71,9 +82,16 @@ struct code_order {
   }
 };
 
-// Registers of the operand A from 16 codes of one row; of 2 and 3 bits the odd ones are 4 times the
-// codes.
-template <int Bits>
+// The order of tokens: that of the values' columns. Where rows of keys are so short that eight lie
+// in 128 bytes, lanes swap elements: half of them then find theirs on other banks (8 % of the time
+// of a call; with rows of 32 bytes it costs as much as it gains).
+template <cache_format Format>
+using token_order = code_order<Format.value_bits, Format.value_bits == 2 &&
+                                                      Format.key_layout().plane_row_bytes(0) <= 16>;
+
+// Registers of the operand A from 16 codes of one row; of 2 and 3 bits those of odd elements are 4
+// times the codes.
+template <int Bits, bool Swaps>
 __device__ inline void spread_codes(std::uint32_t low, std::uint32_t high, std::uint32_t (&a)[4]) {
   if constexpr (Bits == 4) {
     a[0] = low & 0x0f0f0f0fu;
@@ -82,10 +100,13 @@ __device__ inline void spread_codes(std::uint32_t low, std::uint32_t high, std::
     a[3] = (high >> 4) & 0x0f0f0f0fu;
   } else {
     const std::uint32_t upper = low >> 4;
-    a[0] = low & 0x03030303u;
-    a[1] = low & 0x0c0c0c0cu;
-    a[2] = upper & 0x03030303u;
-    a[3] = upper & 0x0c0c0c0cu;
+    // Two bytes are of a lane of even r, two of the next.
+    constexpr std::uint32_t even = Swaps ? 0x0c0c0303u : 0x03030303u;
+    constexpr std::uint32_t odd = Swaps ? 0x03030c0cu : 0x0c0c0c0cu;
+    a[0] = low & even;
+    a[1] = low & odd;
+    a[2] = upper & even;
+    a[3] = upper & odd;
     if constexpr (Bits == 3) {
       // Nibble b of the high bits goes to byte b.
       std::uint32_t h = (high | (high << 8)) & 0x00ff00ffu;
@@ -110,16 +131,20 @@ struct code_rows {
 
   const std::byte* low;
   const std::byte* high;
+  int swap;
 
-  // Rows are counted from `first_row`.
-  __device__ code_rows(const std::byte* record, int first_row) {
+  // Rows are counted from `first_row`, an even one; with `swap` 1, rows 2 k and 2 k + 1 change
+  // places.
+  __device__ code_rows(const std::byte* record, int first_row, int swap_rows = 0)
+      : swap(swap_rows) {
     const int i = lane_index() & 3;
     low = record + first_row * row_bytes + i * Runs * run_bytes;
     high = record + Layout.plane_offset(1) + first_row * high_row_bytes + i * Runs * 2;
   }
 
   __device__ void load(int row, std::uint32_t (&out)[Runs], std::uint32_t (&out_high)[Runs]) const {
-    const std::byte* const from = low + row * row_bytes;
+    const int moved = row % 2 == 0 ? swap : -swap;
+    const std::byte* const from = low + moved * row_bytes + row * row_bytes;
     constexpr int words = Runs * run_bytes / 4;
     std::uint32_t word[words];
     if constexpr (align == 16 && words % 4 == 0) {
@@ -140,7 +165,8 @@ struct code_rows {
       out[q] = word[q * (run_bytes / 4)];
       out_high[q] = Layout.bits == 4 ? word[(2 * q + 1) % words] : 0;
       if constexpr (Layout.bits == 3)
-        out_high[q] = *reinterpret_cast<const std::uint16_t*>(high + row * high_row_bytes + 2 * q);
+        out_high[q] =
+            *reinterpret_cast<const std::uint16_t*>(high + (row + moved) * high_row_bytes + 2 * q);
     }
   }
 };
@@ -187,11 +213,11 @@ struct folded_operand {
 // `largest`: at least |a|, of each block. A unit is a power of two, so that products with steps are
 // below 2^15 (signed) or 2^16 of them. `bias`: sum of a[c] zero[c], of each block; it takes part in
 // the integer sums, and where it is 2^30 units these are larger (then codes hardly count).
-template <bool Signed, tile_layout Layout, int Runs, int Blocks, class Get>
+template <bool Signed, tile_layout Layout, class Order, int Runs, int Blocks, class Get>
 __device__ inline void fold(const std::byte* record, const float (&largest)[Blocks],
                             const float (&bias)[Blocks], Get get,
                             folded_operand<Runs> (&out)[Blocks]) {
-  using order = code_order<Layout.bits>;
+  using order = Order;
   constexpr int cols = Layout.cols();
   constexpr bool is_padded = 64 * Runs != cols;
   const std::byte* const steps = record + Layout.step_offset();
@@ -204,7 +230,8 @@ __device__ inline void fold(const std::byte* record, const float (&largest)[Bloc
     for (int w = 0; w < 2; ++w) {
       const int c = base + 16 * q + order::word_stride * w;
       words[q][w] = 0;
-      if (!is_padded || c < cols) words[q][w] = *reinterpret_cast<const std::uint32_t*>(steps + c);
+      if (!is_padded || c < cols)
+        words[q][w] = order::swap_bytes(*reinterpret_cast<const std::uint32_t*>(steps + c));
       pair = __vmaxu2(pair, __vmaxu2(words[q][w], words[q][w] << 8));
     }
   pair = max(pair & 0xffffu, pair >> 16);
@@ -225,9 +252,14 @@ __device__ inline void fold(const std::byte* record, const float (&largest)[Bloc
                               (__float_as_int(std::fabs(bias[block])) >> 23) - bias_bits),
                           -24);
     const int shift = exponent[block] << 23;
+    constexpr float odd_factor = Layout.bits == 4 ? 1.0f : 4.0f;
     even_magic[block] = __int_as_float(__float_as_int(magic) + shift);
-    odd_magic[block] =
-        Layout.bits == 4 ? even_magic[block] : __int_as_float(__float_as_int(4.0f * magic) + shift);
+    odd_magic[block] = __int_as_float(__float_as_int(odd_factor * magic) + shift);
+    if (order::swap() != 0) {
+      const float odd = odd_magic[block];
+      odd_magic[block] = even_magic[block];
+      even_magic[block] = odd;
+    }
   }
 #pragma unroll
   for (int q = 0; q < Runs; ++q) {
@@ -272,7 +304,8 @@ __device__ inline void fold(const std::byte* record, const float (&largest)[Bloc
 // Sums over the codes of N pairs of rows of the tile, `first(n)` and `second(n)`; lanes of r see
 // them as rows r and r + 8 of 16. Several at a time, since a multiplication waits for the one
 // before it that it adds to.
-template <bool Signed, int N, int Blocks, tile_layout Layout, int Runs, class First, class Second>
+template <bool Signed, bool Swaps, int N, int Blocks, tile_layout Layout, int Runs, class First,
+          class Second>
 __device__ inline void multiply_rows(const code_rows<Layout, Runs>& rows, First first,
                                      Second second, const folded_operand<Runs> (&operands)[Blocks],
                                      float (&sums)[Blocks][N][2]) {
@@ -290,8 +323,8 @@ __device__ inline void multiply_rows(const code_rows<Layout, Runs>& rows, First 
     for (int n = 0; n < N; ++n) {
       std::uint32_t x[4];
       std::uint32_t y[4];
-      spread_codes<Layout.bits>(low[n][0][q], high[n][0][q], x);
-      spread_codes<Layout.bits>(low[n][1][q], high[n][1][q], y);
+      spread_codes<Layout.bits, Swaps>(low[n][0][q], high[n][0][q], x);
+      spread_codes<Layout.bits, Swaps>(low[n][1][q], high[n][1][q], y);
 #pragma unroll
       for (int u = 0; u < 4; u += 2) {
         const std::uint32_t a[4] = {x[u], y[u], x[u + 1], y[u + 1]};
@@ -332,7 +365,7 @@ __device__ inline void for_scores(score_array<Format>& scores, F f) {
     for (int w = 0; w < 2; ++w)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        f(scores[q][w][e], 16 * q + code_order<Format.value_bits>::word_stride * w + e);
+        f(scores[q][w][e], 16 * q + token_order<Format>::word_stride * w + e);
 }
 
 // Sums of the queries of the lane's rows, times the zeros of a key record. `parts(block)`: of the
@@ -377,7 +410,7 @@ __device__ inline void score_tile(const std::byte* keys, Query query, Parts part
   constexpr tile_layout layout = Format.key_layout();
   constexpr int runs = key_runs<Format>;
   using order = code_order<layout.bits>;
-  using token_order = code_order<Format.value_bits>;
+  using tokens = token_order<Format>;
   folded_operand<runs> operands[Blocks];
   const int mine = order::base(runs);
   float bias[Blocks];
@@ -385,7 +418,7 @@ __device__ inline void score_tile(const std::byte* keys, Query query, Parts part
   float largest[Blocks];
 #pragma unroll
   for (float& x : largest) x = 1.0f * largest_query;
-  fold<true, layout>(
+  fold<true, layout, order>(
       keys, largest, bias,
       [&](int block, int q, int w, float(&a)[4]) {
         const float4 quad =
@@ -396,25 +429,25 @@ __device__ inline void score_tile(const std::byte* keys, Query query, Parts part
         a[3] = quad.w;
       },
       operands);
-  const int base = token_order::base(value_runs<Format>);
-  const code_rows<layout, runs> rows(keys, base);
+  const int base = tokens::base(value_runs<Format>);
+  const code_rows<layout, runs> rows(keys, base, tokens::swap());
   constexpr int together = Blocks == 1 ? 2 : 1;  // more take more registers than there are
 #pragma unroll
   for (int q = 0; q < value_runs<Format>; ++q)
 #pragma unroll
     for (int pair = 0; pair < 4; pair += together) {
       float sums[Blocks][together][2];
-      multiply_rows<true>(
-          rows, [=](int n) { return 16 * q + token_order::column(pair + n, 0); },
-          [=](int n) { return 16 * q + token_order::column(pair + n, 1); }, operands, sums);
+      multiply_rows<true, false>(
+          rows, [=](int n) { return 16 * q + tokens::column(pair + n, 0); },
+          [=](int n) { return 16 * q + tokens::column(pair + n, 1); }, operands, sums);
 #pragma unroll
       for (int block = 0; block < Blocks; ++block)
 #pragma unroll
         for (int n = 0; n < together; ++n)
 #pragma unroll
           for (int slot = 0; slot < 2; ++slot)
-            scores[block][q][token_order::word(pair + n, slot)]
-                  [token_order::element(pair + n, slot)] = sums[block][n][slot];
+            scores[block][q][tokens::word(pair + n, slot)][tokens::element(pair + n, slot)] =
+                sums[block][n][slot];
     }
   const std::byte* const scales = keys + layout.scale_offset() + base;
 #pragma unroll
@@ -422,8 +455,8 @@ __device__ inline void score_tile(const std::byte* keys, Query query, Parts part
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
       float scale[4];
-      widen_bytes(halves_of(*reinterpret_cast<const std::uint32_t*>(scales + 16 * q +
-                                                                    token_order::word_stride * w)),
+      widen_bytes(halves_of(tokens::swap_bytes(*reinterpret_cast<const std::uint32_t*>(
+                      scales + 16 * q + tokens::word_stride * w))),
                   scale);
 #pragma unroll
       for (int block = 0; block < Blocks; ++block)
@@ -446,9 +479,10 @@ __device__ inline void limit_scores(score_array<Format>& scores, float slope, bo
   for_scores<Format>(scores, [slope](float& score, int) { score = score * slope; });
   if (cap.cap != 0.0f) for_scores<Format>(scores, [&](float& score, int) { score = cap(score); });
   if (sees_all) return;
-  const int base = code_order<Format.value_bits>::base(value_runs<Format>);
+  using order = token_order<Format>;
+  const int base = order::base(value_runs<Format>);
   for_scores<Format>(scores, [&](float& score, int token) {
-    if (!seen(base + token)) score = unseen;
+    if (!seen((base + token) ^ order::swap())) score = unseen;
   });
 }
 
@@ -496,12 +530,12 @@ __device__ inline void weigh_scores(score_array<Format> (&scores)[Blocks],
 }
 
 // 16 N channels from d on.
-template <int N, int Blocks, tile_layout Layout, int Runs, class Put>
+template <int N, bool Swaps, int Blocks, tile_layout Layout, int Runs, class Put>
 __device__ inline void sum_channels(const code_rows<Layout, Runs>& rows, const std::uint8_t* scales,
                                     int d, const folded_operand<Runs> (&operands)[Blocks],
                                     Put put) {
   float sums[Blocks][N][2];
-  multiply_rows<false>(
+  multiply_rows<false, Swaps>(
       rows, [d](int n) { return d + 16 * n; }, [d](int n) { return d + 16 * n + 8; }, operands,
       sums);
 #pragma unroll
@@ -524,7 +558,7 @@ __device__ inline void sum_values(const std::byte* values,
                                   tile_weights (&tile)[Blocks], float (&unit)[Blocks], Put put) {
   constexpr tile_layout layout = Format.value_layout();
   constexpr int runs = value_runs<Format>;
-  using order = code_order<layout.bits>;
+  using order = token_order<Format>;
   float bias[Blocks] = {};
   const std::byte* const zeros = values + layout.zero_offset() + 2 * order::base(runs);
 #pragma unroll
@@ -533,8 +567,8 @@ __device__ inline void sum_values(const std::byte* values,
     for (int w = 0; w < 2; ++w) {
       const uint2 zero =
           *reinterpret_cast<const uint2*>(zeros + 2 * (16 * q + order::word_stride * w));
-      const float_pair low = unpack_halves(zero.x);
-      const float_pair high = unpack_halves(zero.y);
+      const float_pair low = unpack_halves(order::swap_halves(zero.x));
+      const float_pair high = unpack_halves(order::swap_halves(zero.y));
 #pragma unroll
       for (int block = 0; block < Blocks; ++block) {
         const float(&a)[4] = weights[block][q][w];
@@ -554,7 +588,7 @@ __device__ inline void sum_values(const std::byte* values,
 #pragma unroll
   for (int block = 0; block < Blocks; ++block) largest[block] = tile[block].largest;
   folded_operand<runs> operands[Blocks];
-  fold<false, layout>(
+  fold<false, layout, order>(
       values, largest, bias,
       [&](int block, int q, int w, float(&a)[4]) {
 #pragma unroll
@@ -576,9 +610,9 @@ __device__ inline void sum_values(const std::byte* values,
   for (int start = 0; start < blocks; start += together) {
     constexpr int last = blocks % together == 0 ? together : blocks % together;
     if (start + together <= blocks)
-      sum_channels<together>(rows, scales, 16 * start, operands, put);
+      sum_channels<together, order::swaps>(rows, scales, 16 * start, operands, put);
     else
-      sum_channels<last>(rows, scales, 16 * start, operands, put);
+      sum_channels<last, order::swaps>(rows, scales, 16 * start, operands, put);
   }
 }
 
