@@ -78,8 +78,7 @@ class attention_block {
       shared_barrier::fence_init();
     }
     prefetch_exact(next_exact(first));
-    // Queries are there before the records, behind which they would wait, and all warps for each
-    // other; they are prepared while records are on their way.
+    // Behind the records queries would wait, and all warps for each other.
     load_queries();
     list_groups(first_entry);
     advance();
@@ -98,7 +97,6 @@ class attention_block {
   static constexpr int channels = layout::value_dim / 8;  // of a lane
   static constexpr int warps_per_row = Warps / 4;         // when parts are joined
 
-  // Not kept: there are no registers for it.
   __device__ const attention_sequence& sequence() const {
     return p_.arguments.sequences[blockIdx.z];
   }
@@ -268,7 +266,7 @@ class attention_block {
             leave_sums(step + b, warp_, state, sum, b);
           } else {
             leave_exact(step + b, warp_, b);
-            clear(state, sum);  // so that no register has to keep them meanwhile
+            clear(state, sum);  // so that they need no registers meanwhile
           }
         }
         shared_barrier(&barriers_.ready[(step + b) & p_.lag]).arrive();
