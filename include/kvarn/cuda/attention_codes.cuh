@@ -53,7 +53,7 @@ struct code_order {
 };
 
 // The order of tokens: that of the values' columns. Where rows of keys are so short that eight lie
-// in 128 bytes, lanes swap elements: half of them then find theirs on other banks (8 % of the time
+// in 128 bytes, lanes swap elements: half of them then find theirs on other banks (9 % of the time
 // of a call; with rows of 32 bytes it costs as much as it gains).
 template <cache_format Format>
 using token_order = code_order<Format.value_bits, Format.value_bits == 2 &&
