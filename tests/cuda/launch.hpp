@@ -36,16 +36,20 @@ inline void check(const kvarn::cuda::launch_status& status) {
 }
 inline void synchronize() { check(cudaDeviceSynchronize()); }
 
-// `count` elements of device memory, filled with `poison` bytes at first.
+// `count` elements of device memory, filled with `poison` bytes at first. What they hold is there
+// when they are made: the default stream may still be copying, and the tests' streams do not wait
+// for it.
 template <class T>
 class device_array {
  public:
   explicit device_array(std::size_t count, int poison = 0xa5) : count_(count) {
     check(cudaMalloc(&data_, bytes() + 1));
     check(cudaMemset(data_, poison, bytes()));
+    check(cudaStreamSynchronize(nullptr));
   }
   explicit device_array(const std::vector<T>& values) : device_array(values.size()) {
     check(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice));
+    check(cudaStreamSynchronize(nullptr));
   }
   device_array(const device_array&) = delete;
   device_array& operator=(const device_array&) = delete;
