@@ -166,7 +166,13 @@ int main(int argc, char** argv) {
   const bool is_sweep = argc > 1 && std::strcmp(argv[1], "sweep") == 0;
   const bool is_profile = argc > 1 && std::strcmp(argv[1], "profile") == 0;
   const bool is_short = argc > 1 && std::strcmp(argv[1], "short") == 0;
-  constexpr auto policy = cuda::default_policy(format);
+  constexpr cuda::attention_policy policy = [] {
+    cuda::attention_policy p = cuda::default_policy(format);
+#ifdef KVARN_BENCH_BLOCKS
+    p.blocks_per_sm = KVARN_BENCH_BLOCKS;  // another than the default
+#endif
+    return p;
+  }();
   const pool memory(32 * 32768 / group, 32 * 32 * 16);
   std::printf("K%dV%d, D %d / %d, G %d, %d KV heads; microseconds per call\n", format.key_bits,
               format.value_bits, format.key_head_dim, format.value_head_dim, group, kv_heads);
@@ -176,6 +182,7 @@ int main(int argc, char** argv) {
       {"B8 32k", 8, 32768}, {"B32 4k", 32, 4096}, {"B32 32k", 32, 32768}};
   if (is_short) shapes = {{"B1 32k", 1, 32768}, {"B32 32k", 32, 32768}};
   if (is_profile) {  // one call of each shape, for a profiler
+    shapes.push_back({"B32 32k, 8 heads per KV head", 32, 32768, 8});
     for (const call_shape& s : shapes) time_call<policy>(memory, s, 0, false);
     return 0;
   }
@@ -187,7 +194,7 @@ int main(int argc, char** argv) {
     };
     print(s.name, time_call<policy>(memory, s, 0));
     if (is_sweep)
-      for (const int splits : {1, 2, 4, 8, 16, 32, 64, 128}) {
+      for (const int splits : {1, 2, 3, 4, 8, 16, 32, 64, 128}) {
         if (splits * s.batch * kv_heads > 1100 || splits > s.context / group / 8) continue;
         print(std::string(s.name) + ", " + std::to_string(splits) + " splits",
               time_call<policy>(memory, s, splits));

@@ -455,6 +455,15 @@ TEST(CudaAttention, BitsDoNotDependOnSplitsOrBatch) {
     }
 }
 
+// Some keep up to four registers in memory, none of them while they go through a tile.
+TEST(CudaAttention, KernelsKeepTheirRegisters) {
+  for (int f = 0; f < kvarn_test::attention_format_count; ++f) {
+    SCOPED_TRACE(f);
+    EXPECT_LE(attention_of(f).local_bytes(false), 16);
+    EXPECT_LE(attention_of(f).local_bytes(true), 16);
+  }
+}
+
 TEST(CudaAttention, RefusesWhatNoKernelTakes) {
   const auto functions = attention_of(0);
   cuda::attention_arguments a;

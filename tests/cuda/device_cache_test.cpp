@@ -375,7 +375,11 @@ class pair_driver {
     ASSERT_TRUE(save_sequences(*host_, live_, of_host).ok());
     const auto saved = device_->save(live_, of_device, stream_);
     ASSERT_TRUE(saved.ok()) << saved.message();
-    ASSERT_TRUE(of_host.str() == of_device.str()) << "stored bytes differ";
+    const std::string host = of_host.str();
+    const std::string device = of_device.str();
+    const auto place = std::mismatch(host.begin(), host.end(), device.begin(), device.end());
+    ASSERT_TRUE(host == device) << "stored bytes differ from byte " << place.first - host.begin()
+                                << " of " << host.size() << " and " << device.size() << " on";
   }
 
   struct pending {

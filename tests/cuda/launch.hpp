@@ -36,18 +36,20 @@ inline void check(const kvarn::cuda::launch_status& status) {
 }
 inline void synchronize() { check(cudaDeviceSynchronize()); }
 
-// `count` elements of device memory, filled with `poison` bytes at first.
+// `count` elements of device memory, filled with `poison` bytes at first. What they hold is there
+// when they are made: the default stream may still be copying, and the tests' streams do not wait
+// for it.
 template <class T>
 class device_array {
  public:
   explicit device_array(std::size_t count, int poison = 0xa5) : count_(count) {
     check(cudaMalloc(&data_, bytes() + 1));
     check(cudaMemset(data_, poison, bytes()));
-    wait();
+    check(cudaStreamSynchronize(nullptr));
   }
   explicit device_array(const std::vector<T>& values) : device_array(values.size()) {
     check(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice));
-    wait();
+    check(cudaStreamSynchronize(nullptr));
   }
   device_array(const device_array&) = delete;
   device_array& operator=(const device_array&) = delete;
@@ -63,10 +65,6 @@ class device_array {
   }
 
  private:
-  // Filling, also from pageable memory, may end after the call, and streams that do not block do
-  // not wait for it.
-  static void wait() { check(cudaStreamSynchronize(nullptr)); }
-
   void* data_ = nullptr;
   std::size_t count_;
 };

@@ -19,8 +19,9 @@
 // relative to the largest step; a column of the multiplication is the low or the high byte of one
 // row's operand, so that 4 rows (query heads, query tokens) fill its 8 columns and both parts of a
 // result come to one thread. The masks 0x03 and 0x0c take codes out of a word without a shift; the
-// factor 4 of the latter is taken from the operand. Exact tokens run on tensor cores for FP16 or
-// BF16, with operands in two parts in the same way.
+// factor 4 of the latter is taken from the operand. What zeros add is rounded to an integer that
+// the sums begin with (of keys it is summed on tensor cores for FP16, with queries in two parts).
+// Exact tokens run on tensor cores for FP16 or BF16, with operands in two parts in the same way.
 #pragma once
 
 #include <algorithm>
@@ -120,7 +121,7 @@ attention_plan plan_attention(const attention_arguments& a) {
     used += static_cast<int>((floats + 3) / 4 * 16);
     return at;
   };
-  p.query = take(static_cast<std::size_t>(p.block_rows * layout::query_stride));
+  p.query = take(static_cast<std::size_t>(p.block_rows * layout::query_floats));
   p.sums = take(static_cast<std::size_t>(2 * p.block_rows * layout::value_dim));
   p.states = take(static_cast<std::size_t>(p.block_rows * Policy.warps));
   const std::size_t vectors =

@@ -29,19 +29,17 @@ class attention_block {
         shared_(shared),
         barriers_(barriers),
         warp_(static_cast<int>(threadIdx.x) >> 5),
-        kv_head_(static_cast<int>(blockIdx.y) % p.arguments.kv_heads),
-        first_row_(static_cast<int>(blockIdx.y) / p.arguments.kv_heads * block_rows),
         keys_(shared + warp_ * layout::slot_bytes, &barriers.records[warp_][0]),
         values_(shared + warp_ * layout::slot_bytes + layout::key_bytes,
                 &barriers.records[warp_][1]),
-        work_(barriers.work[warp_]),
-        sequence_(p.arguments.sequences[blockIdx.z]) {}
+        work_(barriers.work[warp_]) {}
 
   __device__ void run() {
     const int heads = p_.arguments.heads;
-    const int rows = min(sequence_.tokens * heads - first_row_, block_rows);
+    const int first_row = static_cast<int>(blockIdx.y) / p_.arguments.kv_heads * block_rows;
+    const int rows = min(sequence().tokens * heads - first_row, block_rows);
     const auto chunks =
-        sequence_chunks::of(sequence_.sink.count, sequence_.page_count, sequence_.tail.count);
+        sequence_chunks::of(sequence().sink.count, sequence().page_count, sequence().tail.count);
     const int run = chunks.run(p_.splits);
     const int first = chunks.first(static_cast<int>(blockIdx.x), p_.splits, run);
     const int end = chunks.first(static_cast<int>(blockIdx.x) + 1, p_.splits, run);
@@ -49,24 +47,26 @@ class attention_block {
     if (lane_index() == 0) {
       const int first_sealed = max(first - chunks.sink, 0);
       const int end_sealed = min(max(end - chunks.sink, 0), chunks.sealed);
-      work_.first_end = sequence_.position + first_row_ / heads + 1;
-      work_.spread = (first_row_ + rows - 1) / heads - first_row_ / heads;
-      work_.base = p_.arguments.pages + Format.key_offset(kv_head_);
-      work_.pages = sequence_.pages;
+      work_.first_row = first_row;
+      work_.first_end = sequence().position + first_row / heads + 1;
+      work_.spread = (first_row + rows - 1) / heads - first_row / heads;
+      work_.kv_head = static_cast<int>(blockIdx.y) % p_.arguments.kv_heads;
+      work_.base = p_.arguments.pages + Format.key_offset(work_.kv_head);
+      work_.pages = sequence().pages;
       work_.rows = rows;
       work_.next = first;
       work_.end = end;
       work_.partial = chunks.partial(run);
       work_.join = {first, 0};
       work_.first_group = groups_per_chunk * first_sealed;
-      work_.end_group = min(groups_per_chunk * end_sealed, sequence_.page_count);
+      work_.end_group = min(groups_per_chunk * end_sealed, sequence().page_count);
       work_.sink_chunks = chunks.sink;
       work_.first_tail = chunks.sink + chunks.sealed;
       work_.whole = max(end_sealed - first_sealed, 0) / groups_per_chunk;
       work_.first_whole = chunks.sink + first_sealed;
     }
     __syncwarp();
-    next_ = entry(0);
+    const page_entry first_entry = entry(lane_index());
     if (lane_index() == 0) {
       keys_.init();
       values_.init();
@@ -78,11 +78,13 @@ class attention_block {
       shared_barrier::fence_init();
     }
     prefetch_exact(next_exact(first));
-    // In front of the records, behind which queries would wait, and all warps for each other.
-    prepare_queries();
+    // Behind the records queries would wait, and all warps for each other.
+    load_queries();
+    list_groups(first_entry);
     advance();
     start_keys();
     start_values();
+    prepare_queries();
     int step = 0;
     while (attend_step(step)) step += Blocks;
     if (p_.splits == 1) finish(first < end);
@@ -94,6 +96,10 @@ class attention_block {
   static constexpr int block_rows = 4 * Blocks;
   static constexpr int channels = layout::value_dim / 8;  // of a lane
   static constexpr int warps_per_row = Warps / 4;         // when parts are joined
+
+  __device__ const attention_sequence& sequence() const {
+    return p_.arguments.sequences[blockIdx.z];
+  }
 
   // Entry n of those this warp takes: 64 / Warps of every eight chunks that are taken whole, then
   // one (or two) of every chunk.
@@ -110,15 +116,20 @@ class attention_block {
     return {static_cast<std::int64_t>(raw.x | (static_cast<std::uint64_t>(raw.y) << 32)),
             static_cast<std::int32_t>(raw.z), static_cast<std::int32_t>(raw.w)};
   }
-  // The next group of this warp; count 0 where no row sees any of it.
-  __device__ void advance() {
-    loaded_.count = next_.count;
-    loaded_.page = next_.page;
+  // Writes down the next groups of this warp, of which a lane has the entry of one.
+  __device__ void list_groups(const page_entry& entry) const {
     // What of the group is in front of the end of what the first row sees.
-    ahead_ = static_cast<int>(work_.first_end - next_.position);
-    if (ahead_ + work_.spread <= 0 || ahead_ - loaded_.count >= p_.window) loaded_.count = 0;
+    const int ahead = static_cast<int>(work_.first_end - entry.position);
+    const bool is_seen = ahead + work_.spread > 0 && ahead - entry.count < p_.window;
+    __syncwarp();
+    work_.groups[lane_index()] = {entry.page, is_seen ? entry.count : 0, ahead};
+    __syncwarp();
+  }
+  // The next group of this warp.
+  __device__ void advance() {
+    if (taken_ % 32 == 0 && taken_ > 0) list_groups(entry(taken_ + lane_index()));
+    loaded_ = work_.groups[taken_ % 32];
     ++taken_;
-    next_ = entry(taken_);
   }
   __device__ const std::byte* record() const {
     return work_.base +
@@ -140,6 +151,11 @@ class attention_block {
   __device__ float* query(int row) const {
     return reinterpret_cast<float*>(shared_ + p_.query) + row * layout::query_stride;
   }
+  // A row of the queries rounded to binary16 (part 0), and what the rounding left (part 1).
+  __device__ std::uint16_t* query_parts(int row, int part) const {
+    return reinterpret_cast<std::uint16_t*>(query(block_rows)) +
+           (2 * row + part) * layout::query_part_stride;
+  }
   __device__ int query_offset(int row) const {
     return __float_as_int(query(row)[layout::query_offset]);
   }
@@ -148,15 +164,22 @@ class attention_block {
     return {reinterpret_cast<float*>(shared_ + p_.parts), block_rows, dim};
   }
 
-  // Rotates the queries and puts them into shared memory with magnitudes of at most 2^15.
-  __device__ void prepare_queries() {
+  // Puts the queries into shared memory, rotated but for the last stage.
+  __device__ void load_queries() {
     const attention_arguments& a = p_.arguments;
-    const token_source source{sequence_.queries, a.query_type, a.heads,
-                              std::int64_t{kv_head_} * a.heads * a.query_strides.head,
+    const token_source source{sequence().queries, a.query_type, a.heads,
+                              std::int64_t{work_.kv_head} * a.heads * a.query_strides.head,
                               a.query_strides};
     const auto buffer = vectors(layout::key_dim);
     replaced_values replaced;
-    load_tokens<1, threads>(source, first_row_, work_.rows, !a.queries_rotated, buffer, replaced);
+    load_tokens<1, threads>(source, work_.first_row, work_.rows, !a.queries_rotated, buffer,
+                            replaced);
+  }
+  // Rotates them and puts them where scores take them from, with magnitudes of at most
+  // largest_query.
+  __device__ void prepare_queries() {
+    const attention_arguments& a = p_.arguments;
+    const auto buffer = vectors(layout::key_dim);
     const bool strided = !a.queries_rotated && hadamard_core(layout::key_dim) == 1;
     const int l = static_cast<int>(threadIdx.x) & 15;
     for (int first = 0; first < block_rows; first += threads / 16) {
@@ -174,14 +197,19 @@ class attention_block {
       for (int lane = 1; lane < 16; lane *= 2)
         largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, lane));
       if (row >= block_rows) continue;
-      const float inverse = 32768.0f / largest;
+      const float inverse = largest_query / largest;
 #pragma unroll
-      for (int j = 0; j < layout::padded_key_dim / 16; ++j)
-        query(row)[l + 16 * j] = j < steps ? v[j < steps ? j : 0] * inverse : 0.0f;
+      for (int j = 0; j < layout::padded_key_dim / 16; ++j) {
+        const float x = j < steps ? v[j < steps ? j : 0] * inverse : 0.0f;
+        const std::uint16_t rounded = float16(x).bits;
+        query(row)[l + 16 * j] = x;
+        query_parts(row, 0)[place_of_channel(l + 16 * j)] = rounded;
+        query_parts(row, 1)[place_of_channel(l + 16 * j)] = float16(x - to_float(rounded)).bits;
+      }
       if (l == 0) {
-        query(row)[layout::query_unit] = largest * 0x1p-15f * p_.scale;
+        query(row)[layout::query_unit] = largest * (1.0f / largest_query) * p_.scale;
         query(row)[layout::query_offset] =
-            __int_as_float((first_row_ + row) / a.heads - first_row_ / a.heads);
+            __int_as_float((work_.first_row + row) / a.heads - work_.first_row / a.heads);
       }
     }
     __syncthreads();
@@ -217,15 +245,11 @@ class attention_block {
     softmax_state state[Blocks];
     if (work_.next < work_.end) {
       const int groups = is_whole(work_.next) ? groups_per_chunk : 1;
+      const int last_leaf = Blocks > 1 ? warp_ + 1 : groups_per_chunk;
 #pragma unroll 1
-      for (int leaf = warp_; leaf < groups_per_chunk; leaf += Warps) {
+      for (int leaf = warp_; leaf < last_leaf; leaf += Warps) {
         if (is_sealed(work_.next)) {
-#pragma unroll
-          for (int b = 0; b < Blocks; ++b) {
-            state[b] = {nothing_seen, 0.0f};
-#pragma unroll
-            for (float& x : sum[b]) x = 0.0f;
-          }
+          clear(state, sum);
           attend_groups(groups, state, sum);
           if constexpr (Blocks == 1) leave_sums(step, leaf, state, sum, 0);
         } else if (Blocks == 1) {
@@ -238,10 +262,12 @@ class attention_block {
       const bool has_chunk = work_.next < work_.end;
       if (has_chunk) {
         if constexpr (Blocks > 1) {
-          if (is_sealed(work_.next))
+          if (is_sealed(work_.next)) {
             leave_sums(step + b, warp_, state, sum, b);
-          else
+          } else {
             leave_exact(step + b, warp_, b);
+            clear(state, sum);  // so that they need no registers meanwhile
+          }
         }
         shared_barrier(&barriers_.ready[(step + b) & p_.lag]).arrive();
       }
@@ -255,11 +281,20 @@ class attention_block {
     return chunk < work_.end;
   }
 
+  __device__ static void clear(softmax_state (&state)[Blocks], float (&sum)[Blocks][channels]) {
+#pragma unroll
+    for (int b = 0; b < Blocks; ++b) {
+      state[b] = {nothing_seen, 0.0f};
+#pragma unroll
+      for (float& x : sum[b]) x = 0.0f;
+    }
+  }
+
   // The next `count` groups of this warp, added to what it has.
   __device__ void attend_groups(int count, softmax_state (&state)[Blocks],
                                 float (&sum)[Blocks][channels]) {
 #pragma unroll 1
-    for (int group = 0; group < count; ++group) {
+    for (const int end = taken_ + count; taken_ < end;) {
       if (loaded_.count > 0) {
         attend_group(state, sum);
         continue;
@@ -275,40 +310,56 @@ class attention_block {
     const std::byte* const keys = shared_ + warp_ * layout::slot_bytes;
     const int row = lane_index() & 3;
     const int count = loaded_.count;
-    const int ahead = ahead_;
+    const int ahead = loaded_.ahead;
     const bool sees_all =
         count == Format.group && ahead >= Format.group && ahead + work_.spread <= p_.window;
     score_array<Format> scores[Blocks];
     keys_.wait(use_);
+    float slope[Blocks];
     score_tile<Format>(
         keys, [&](int b) { return query(row + 4 * b); },
-        [&](int b) { return query(row + 4 * b)[layout::query_unit]; }, scores);
+        [&](int b) { return query_parts((lane_index() >> 3) + 4 * b, (lane_index() >> 2) & 1); },
+        scores, slope);
     __syncwarp();
     advance();
     start_keys();
-    tile_softmax softmax[Blocks];
 #pragma unroll
-    for (int b = 0; b < Blocks; ++b)
-      softmax[b] = weigh_scores<Format>(
-          scores[b], sees_all,
+    for (int b = 0; b < Blocks; ++b) {
+      slope[b] = slope[b] * query(row + 4 * b)[layout::query_unit];
+      if (p_.cap.cap == 0.0f && sees_all) continue;
+      limit_scores<Format>(
+          scores[b], slope[b], sees_all,
           [&](int token) {
             return token < count && sees(ahead + query_offset(row + 4 * b), token, p_.window);
           },
           p_.cap);
+      slope[b] = 1.0f;
+    }
+    tile_weights tile[Blocks];
+    weigh_scores<Format>(scores, slope, tile);
     values_.wait(use_);
     float factor[Blocks];
+    bool is_higher = false;
+    float before[Blocks];
 #pragma unroll
     for (int b = 0; b < Blocks; ++b) {
-      float before;
-      state[b] = joined(state[b], softmax[b].state, before, factor[b]);
-      if (__any_sync(all_lanes, before != 1.0f)) {
-#pragma unroll
-        for (int k = 0; k < channels; ++k) sum[b][k] = sum[b][k] * before;
-      }
+      state[b] = joined(state[b], {tile[b].maximum, 0.0f}, before[b], factor[b]);
+      is_higher = is_higher || before[b] != 1.0f;
     }
-    sum_values<Format>(keys + layout::key_bytes, scores, softmax, [&](int b, int k, float value) {
-      sum[b][k] = std::fma(value, factor[b], sum[b][k]);
-    });
+    if (__any_sync(all_lanes, is_higher)) {
+#pragma unroll
+      for (int b = 0; b < Blocks; ++b)
+#pragma unroll
+        for (int k = 0; k < channels; ++k) sum[b][k] = sum[b][k] * before[b];
+    }
+    float unit[Blocks] = {};
+    sum_values<Format>(keys + layout::key_bytes, scores, tile, unit,
+                       [&](int b, int k, float value) {
+                         sum[b][k] = std::fma(value, factor[b] * unit[b], sum[b][k]);
+                       });
+#pragma unroll
+    for (int b = 0; b < Blocks; ++b)
+      state[b].sum = std::fma(tile[b].sum, factor[b] * power_of_two(-weight_bits), state[b].sum);
     __syncwarp();
     start_values();
     ++use_;
@@ -322,7 +373,7 @@ class attention_block {
     const int first = first_token(chunk) + leaf_tokens * leaf;
     const int count = min(leaf_tokens, rows.count - first);
     const exact_task task{
-        exact_leaf(p_.arguments, rows, kv_head_, first, count),
+        exact_leaf(p_.arguments, rows, work_.kv_head, first, count),
         p_.arguments.exact_type,
         count,
         static_cast<int>(work_.first_end - (rows.position + first)),
@@ -341,7 +392,7 @@ class attention_block {
 
   // Of a chunk of exact tokens: where they are, and the first of them.
   __device__ const exact_rows& rows_of(int chunk) const {
-    return chunk < work_.sink_chunks ? sequence_.sink : sequence_.tail;
+    return chunk < work_.sink_chunks ? sequence().sink : sequence().tail;
   }
   __device__ int first_token(int chunk) const {
     return exact_chunk * (chunk < work_.sink_chunks ? chunk : chunk - work_.first_tail);
@@ -358,7 +409,7 @@ class attention_block {
       if (token >= rows.count) return;
       const auto ask = [&](const void* array, const token_strides& strides, int dim) {
         const auto* const row = static_cast<const std::byte*>(array) +
-                                (token * strides.token + kv_head_ * strides.head) * bytes;
+                                (token * strides.token + work_.kv_head * strides.head) * bytes;
 #pragma unroll 1
         for (int i = 128 * (lane_index() >> 4); i < dim * bytes; i += 256)
           asm volatile("prefetch.global.L2 [%0];" ::"l"(row + i));
@@ -526,7 +577,7 @@ class attention_block {
     }
     __syncthreads();
     finish_rows<layout::value_dim, threads>(
-        p_, sequence_, kv_head_, first_row_, work_.rows, buffer, [&](int row) {
+        p_, sequence(), work_.kv_head, work_.first_row, work_.rows, buffer, [&](int row) {
           return has_any ? sum_state(1, row, (row & 3) * warps_per_row)
                          : softmax_state{nothing_seen, 0.0f};
         });
@@ -536,20 +587,12 @@ class attention_block {
   std::byte* const shared_;
   attention_barriers<Warps>& barriers_;
   const int warp_;
-  const int kv_head_;
-  const int first_row_;
   const record_slot keys_;
   const record_slot values_;
   block_work& work_;
-  const attention_sequence& sequence_;
-  int taken_ = 0;  // groups of this warp in front of `next_`
-  struct {
-    int page = 0;
-    int count = 0;
-  } loaded_;  // the group that is in the slots, or on its way
-  int ahead_ = 0;
-  page_entry next_;
-  int use_ = 0;  // of the slots
+  int taken_ = 0;          // groups of this warp
+  listed_group loaded_{};  // the last of them, which is in the slots, or on its way
+  int use_ = 0;            // of the slots
 };
 
 }  // namespace detail

@@ -100,6 +100,10 @@ struct attention_layout {
   // row, keep lanes on different banks.
   static constexpr int query_stride = padded_key_dim + 4;
   static constexpr int part_stride = value_dim + 8;
+  // In binary16; the 32 more keep lanes on different banks.
+  static constexpr int query_part_stride = padded_key_dim + 32;
+  // What a row of queries takes in shared memory: in FP32, and in two parts.
+  static constexpr int query_floats = query_stride + query_part_stride;
   // Elements of a query in shared memory: what scores with it are multiplied by, and (as bits of an
   // integer) how many tokens it is behind the block's first row.
   static constexpr int query_unit = padded_key_dim;
@@ -177,6 +181,13 @@ struct place_of_join {
   int summed;  // chunks in the section
 };
 
+// A sealed group that a warp is to attend to.
+struct alignas(16) listed_group {
+  int page;
+  int count;  // tokens; 0 where no row sees any
+  int ahead;  // tokens from its first to the end of what the block's first row sees
+};
+
 // What a block of threads is to do. Every warp has a copy in shared memory: there are no registers
 // for numbers that are seldom used.
 struct block_work {
@@ -184,6 +195,8 @@ struct block_work {
   const std::byte* base;   // of the KV head in page 0
   const page_entry* pages;
   int spread;  // how many tokens more the last row sees
+  int kv_head;
+  int first_row;
   int rows;
   int next;     // chunk that is attended to
   int end;      // of the chunks
@@ -195,6 +208,7 @@ struct block_work {
   int first_tail;  // chunk
   int whole;       // times eight chunks from first_whole on, of which a warp takes whole ones
   int first_whole;
+  listed_group groups[32];  // that the warp takes next, from a multiple of 32 on
 };
 
 // Barriers of the two records of every warp, of parts that are written and parts that are free

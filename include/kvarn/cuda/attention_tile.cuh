@@ -1,16 +1,12 @@
 // One packed tile against four rows of queries, or blocks of four, by one warp on integer tensor
 // cores. Codes are taken out of their words once for all blocks.
-//
-// Lane 4 r + i works for row i of every four. Of the columns that an operand contracts over it
-// holds
-//   base + 16 q + word_stride w + e,   base = 16 runs (r / 2) + half_stride (r % 2),
-// in element [q][w][e]: that is where the transposition of 8 x 8 matrices takes them from, and
-// where the scores of a tile come out, whose rows are taken in the order that makes it so.
+// Lanes: attention_codes.cuh.
 #pragma once
 
 #include <cstdint>
 
 #include "../format/tile_layout.hpp"
+#include "attention_codes.cuh"
 #include "device.cuh"
 #include "tensor_core.cuh"
 
@@ -49,263 +45,6 @@ struct soft_cap {
   }
 };
 
-// How 16 neighbouring codes lie in 4 operand registers: byte b of register u is code
-//   u + 4 b                        of 2 and 3 bits,
-//   8 (u / 2) + u % 2 + 2 b        of 4 bits.
-// Element (w, e) of a lane belongs to byte 2 (r % 2) + slot of its register.
-template <int Bits>
-struct code_order {
-  static constexpr int word_stride = Bits == 4 ? 8 : 4;
-  static constexpr int half_stride = Bits == 4 ? 4 : 8;
-  // The element of register u and slot 0 or 1.
-  KVARN_HOST_DEVICE static constexpr int word(int u, int slot) { return Bits == 4 ? u >> 1 : slot; }
-  KVARN_HOST_DEVICE static constexpr int element(int u, int slot) {
-    return Bits == 4 ? (u & 1) + 2 * slot : u;
-  }
-  KVARN_HOST_DEVICE static constexpr int column(int u, int slot) {
-    return word_stride * word(u, slot) + element(u, slot);
-  }
-  __device__ static int base(int runs) {
-    const int r = lane_index() >> 2;
-    return 16 * runs * (r >> 1) + half_stride * (r & 1);
-  }
-};
-
-// Registers of the operand A from 16 codes of one row; of 2 and 3 bits the odd ones are 4 times the
-// codes.
-template <int Bits>
-__device__ inline void spread_codes(std::uint32_t low, std::uint32_t high, std::uint32_t (&a)[4]) {
-  if constexpr (Bits == 4) {
-    a[0] = low & 0x0f0f0f0fu;
-    a[1] = (low >> 4) & 0x0f0f0f0fu;
-    a[2] = high & 0x0f0f0f0fu;
-    a[3] = (high >> 4) & 0x0f0f0f0fu;
-  } else {
-    const std::uint32_t upper = low >> 4;
-    a[0] = low & 0x03030303u;
-    a[1] = low & 0x0c0c0c0cu;
-    a[2] = upper & 0x03030303u;
-    a[3] = upper & 0x0c0c0c0cu;
-    if constexpr (Bits == 3) {
-      // Nibble b of the high bits goes to byte b.
-      std::uint32_t h = (high | (high << 8)) & 0x00ff00ffu;
-      h = (h | (h << 4)) & 0x0f0f0f0fu;
-      a[0] |= (h << 2) & 0x04040404u;
-      a[1] |= (h << 3) & 0x10101010u;
-      a[2] |= h & 0x04040404u;
-      a[3] |= (h << 1) & 0x10101010u;
-    }
-  }
-}
-
-// The codes of a record in shared memory, as lane i reads them: runs i * Runs .. of a row.
-template <tile_layout Layout, int Runs>
-struct code_rows {
-  static constexpr int row_bytes = static_cast<int>(Layout.plane_row_bytes(0));
-  static constexpr int high_row_bytes =
-      Layout.bits == 3 ? static_cast<int>(Layout.plane_row_bytes(1)) : 0;
-  static constexpr int run_bytes = Layout.bits == 4 ? 8 : 4;
-  static constexpr int places = row_bytes | (Runs * run_bytes);  // a multiple of what all are
-  static constexpr int align = places % 16 == 0 ? 16 : places % 8 == 0 ? 8 : 4;
-
-  const std::byte* low;
-  const std::byte* high;
-
-  // Rows are counted from `first_row`.
-  __device__ code_rows(const std::byte* record, int first_row) {
-    const int i = lane_index() & 3;
-    low = record + first_row * row_bytes + i * Runs * run_bytes;
-    high = record + Layout.plane_offset(1) + first_row * high_row_bytes + i * Runs * 2;
-  }
-
-  __device__ void load(int row, std::uint32_t (&out)[Runs], std::uint32_t (&out_high)[Runs]) const {
-    const std::byte* const from = low + row * row_bytes;
-    constexpr int words = Runs * run_bytes / 4;
-    std::uint32_t word[words];
-    if constexpr (align == 16 && words % 4 == 0) {
-#pragma unroll
-      for (int k = 0; k < words; k += 4)
-        *reinterpret_cast<uint4*>(word + k) = *reinterpret_cast<const uint4*>(from + 4 * k);
-    } else if constexpr (align >= 8 && words % 2 == 0) {
-#pragma unroll
-      for (int k = 0; k < words; k += 2)
-        *reinterpret_cast<uint2*>(word + k) = *reinterpret_cast<const uint2*>(from + 4 * k);
-    } else {
-#pragma unroll
-      for (int k = 0; k < words; ++k)
-        word[k] = *reinterpret_cast<const std::uint32_t*>(from + 4 * k);
-    }
-#pragma unroll
-    for (int q = 0; q < Runs; ++q) {
-      out[q] = word[q * (run_bytes / 4)];
-      out_high[q] = Layout.bits == 4 ? word[(2 * q + 1) % words] : 0;
-      if constexpr (Layout.bits == 3)
-        out_high[q] = *reinterpret_cast<const std::uint16_t*>(high + row * high_row_bytes + 2 * q);
-    }
-  }
-};
-
-// Four FP8 numbers as halves without the factor of their type: bytes 0 and 2, bytes 1 and 3.
-struct byte_halves {
-  std::uint32_t even;
-  std::uint32_t odd;
-};
-__device__ inline byte_halves halves_of(std::uint32_t bytes) {
-  return {(bytes & 0x00ff00ffu) << 7, (bytes >> 1) & 0x7f807f80u};
-}
-__device__ inline void widen_bytes(const byte_halves& halves, float (&out)[4]) {
-  const float_pair even = unpack_halves(halves.even);
-  const float_pair odd = unpack_halves(halves.odd);
-  out[0] = even.low;
-  out[1] = odd.low;
-  out[2] = even.high;
-  out[3] = odd.high;
-}
-// A binary16 that is 2^e, twice; -24 <= e <= 15.
-__device__ inline std::uint32_t half_powers(int e) {
-  const std::uint32_t bits =
-      e >= -14 ? static_cast<std::uint32_t>(e + 15) << 10 : std::uint32_t{1} << (e + 24);
-  return bits | (bits << 16);
-}
-__device__ inline std::uint32_t multiply_halves(std::uint32_t a, std::uint32_t b) {
-  std::uint32_t out;
-  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
-  return out;
-}
-
-// One side of a tile's products, in operand registers.
-template <int Runs>
-struct folded_operand {
-  std::uint32_t b[Runs][4];
-  float unit;  // of the integer sums
-  float bias;  // sum of a[c] zero[c], over all lanes of the row
-};
-
-// Folds steps and zeros of the tile into the numbers of each block, which get(block, q, w, a)
-// gives. |a| must be at most 2^15 (signed) or 2^16.
-template <bool Signed, tile_layout Layout, int Runs, int Blocks, class Get>
-__device__ inline void fold(const std::byte* record, Get get, folded_operand<Runs> (&out)[Blocks]) {
-  using order = code_order<Layout.bits>;
-  constexpr int cols = Layout.cols();
-  constexpr bool is_padded = 64 * Runs != cols;
-  const std::byte* const steps = record + Layout.step_offset();
-  const std::byte* const zeros = record + Layout.zero_offset();
-  const int base = order::base(Runs);
-  std::uint32_t words[Runs][2];
-  unsigned largest = 0;
-#pragma unroll
-  for (int q = 0; q < Runs; ++q)
-#pragma unroll
-    for (int w = 0; w < 2; ++w) {
-      const int c = base + 16 * q + order::word_stride * w;
-      words[q][w] = 0;
-      if (!is_padded || c < cols) words[q][w] = *reinterpret_cast<const std::uint32_t*>(steps + c);
-      largest = __vmaxu2(largest, __vmaxu2(words[q][w], words[q][w] << 8));
-    }
-  largest = max(largest & 0xffffu, largest >> 16);
-  // Steps times 2^(14 - exponent) are below 1.
-  const int exponent = max(static_cast<int>(__reduce_max_sync(all_lanes, largest) >> 11), 1);
-  const std::uint32_t even_factor = half_powers(14 - exponent);
-  const std::uint32_t odd_factor = Layout.bits == 4 ? even_factor : half_powers(12 - exponent);
-
-  // The low 16 bits of the sum are the number, 128 more where it has a sign.
-  constexpr float magic = Signed ? 12582912.0f + 128.0f : 8388608.0f;
-  float bias[Blocks] = {};
-#pragma unroll
-  for (int q = 0; q < Runs; ++q) {
-    std::uint32_t t[Blocks][2][4];
-#pragma unroll
-    for (int w = 0; w < 2; ++w) {
-      byte_halves halves = halves_of(words[q][w]);
-      halves.even = multiply_halves(halves.even, even_factor);
-      halves.odd = multiply_halves(halves.odd, odd_factor);
-      float step[4];
-      widen_bytes(halves, step);
-      const int c = base + 16 * q + order::word_stride * w;
-      uint2 zero = {0u, 0u};
-      if (!is_padded || c < cols) zero = *reinterpret_cast<const uint2*>(zeros + 2 * c);
-      const float_pair low = unpack_halves(zero.x);
-      const float_pair high = unpack_halves(zero.y);
-#pragma unroll
-      for (int block = 0; block < Blocks; ++block) {
-        float a[4];
-        get(block, q, w, a);
-        bias[block] = bias[block] + std::fma(a[0], low.low,
-                                             std::fma(a[1], low.high,
-                                                      std::fma(a[2], high.low, a[3] * high.high)));
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          t[block][w][e] = __float_as_uint(std::fma(a[e], step[e], magic));
-      }
-    }
-#pragma unroll
-    for (int block = 0; block < Blocks; ++block)
-#pragma unroll
-      for (int u = 0; u < 4; ++u) {
-        const std::uint32_t first = t[block][order::word(u, 0)][order::element(u, 0)];
-        const std::uint32_t second = t[block][order::word(u, 1)][order::element(u, 1)];
-        // Low bytes of both, high bytes of both: two elements of the matrix.
-        std::uint32_t& b = out[block].b[q][u];
-        b = transpose_matrix(__byte_perm(first, second, 0x5140));
-        if constexpr (Signed) b ^= (lane_index() & 4) == 0 ? 0x80808080u : 0u;
-      }
-  }
-#pragma unroll
-  for (int block = 0; block < Blocks; ++block) {
-#pragma unroll
-    for (int lane = 4; lane < 32; lane *= 2)
-      bias[block] = bias[block] + __shfl_xor_sync(all_lanes, bias[block], lane);
-    out[block].bias = bias[block];
-    out[block].unit = __int_as_float((exponent - 14 + 127) << 23);
-  }
-}
-
-// Sums over the codes of N pairs of rows of the tile, `first(n)` and `second(n)`; lanes of r see
-// them as rows r and r + 8 of 16. Several at a time, since a multiplication waits for the one
-// before it that it adds to.
-template <bool Signed, int N, int Blocks, tile_layout Layout, int Runs, class First, class Second>
-__device__ inline void multiply_rows(const code_rows<Layout, Runs>& rows, First first,
-                                     Second second, const folded_operand<Runs> (&operands)[Blocks],
-                                     float (&sums)[Blocks][N][2]) {
-  std::uint32_t low[N][2][Runs];
-  std::uint32_t high[N][2][Runs];
-  int c[Blocks][N][4] = {};
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    rows.load(first(n), low[n][0], high[n][0]);
-    rows.load(second(n), low[n][1], high[n][1]);
-  }
-#pragma unroll
-  for (int q = 0; q < Runs; ++q)
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      std::uint32_t x[4];
-      std::uint32_t y[4];
-      spread_codes<Layout.bits>(low[n][0][q], high[n][0][q], x);
-      spread_codes<Layout.bits>(low[n][1][q], high[n][1][q], y);
-#pragma unroll
-      for (int u = 0; u < 4; u += 2) {
-        const std::uint32_t a[4] = {x[u], y[u], x[u + 1], y[u + 1]};
-#pragma unroll
-        for (int block = 0; block < Blocks; ++block)
-          multiply_bytes<Signed>(c[block][n], a, operands[block].b[q][u],
-                                 operands[block].b[q][u + 1]);
-      }
-    }
-#pragma unroll
-  for (int block = 0; block < Blocks; ++block)
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      const int(&sum)[4] = c[block][n];
-      sums[block][n][0] = static_cast<float>(sum[0] + 256 * sum[1]);
-      sums[block][n][1] = static_cast<float>(sum[2] + 256 * sum[3]);
-    }
-}
-
-// What an FP8 byte's bits as a binary16 have to be multiplied by.
-template <cache_format Format>
-inline constexpr float fp8_factor = Format.scale == scale_type::ue5m3 ? 1.0f : 256.0f;
-
 template <cache_format Format>
 inline constexpr int key_runs = (Format.key_head_dim + 63) / 64;
 template <cache_format Format>
@@ -323,22 +62,61 @@ __device__ inline void for_scores(score_array<Format>& scores, F f) {
     for (int w = 0; w < 2; ++w)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        f(scores[q][w][e], 16 * q + code_order<Format.value_bits>::word_stride * w + e);
+        f(scores[q][w][e], 16 * q + token_order<Format>::word_stride * w + e);
 }
 
-// Scores of the lane's rows with the tokens of the key record. `query(block)`: of magnitude at most
-// 2^15, zeros behind the head dimension; `unit(block)`: what it counts in.
-template <cache_format Format, int Blocks, class Query, class Unit>
-__device__ inline void score_tile(const std::byte* keys, Query query, Unit unit,
-                                  score_array<Format> (&scores)[Blocks]) {
+// Sums of the queries of the lane's rows, times the zeros of a key record. `parts(block)`: of the
+// row in column r of an operand, padded with zeros, its numbers rounded to binary16 (even columns)
+// or what the rounding left; channel c stands at place_of_channel(c). Rows r and r + 8 of an
+// operand of zeros are halves of the same channels, each for one of two multiplications.
+__device__ inline int place_of_channel(int c) { return (c & ~6) | ((c & 2) << 1) | ((c & 4) >> 1); }
+template <tile_layout Layout, int Runs, int Blocks, class Parts>
+__device__ inline void sum_zeros(const std::byte* record, Parts parts, float (&bias)[Blocks]) {
+  constexpr int cols = Layout.cols();
+  const std::byte* const zeros = record + Layout.zero_offset();
+  float first[Blocks][4] = {};
+  float second[Blocks][4] = {};
+#pragma unroll
+  for (int start = 0; start < 64 * Runs; start += 32) {
+    const int channel = start + 8 * (lane_index() & 3);
+    uint4 zero = {0u, 0u, 0u, 0u};
+    if (64 * Runs == cols || channel < cols)
+      zero = *reinterpret_cast<const uint4*>(zeros + 2 * channel);
+#pragma unroll
+    for (int block = 0; block < Blocks; ++block) {
+      const uint4 q = *reinterpret_cast<const uint4*>(parts(block) + channel);
+      const std::uint32_t a[4] = {zero.x, zero.y, zero.z, zero.w};
+      multiply_pairs<element_type::float16>(first[block], a, q.x, q.y);
+      multiply_pairs<element_type::float16>(second[block], a, q.z, q.w);
+    }
+  }
+#pragma unroll
+  for (int block = 0; block < Blocks; ++block)
+    bias[block] = (first[block][0] + first[block][1]) + (second[block][2] + second[block][3]);
+}
+
+// Queries are scaled to this magnitude.
+inline constexpr int largest_query = 1 << 15;
+
+// Scores of the lane's rows with the tokens of the key record, of which slope[block] is the unit.
+// `query(block)`: of magnitude at most largest_query, zeros behind the head dimension;
+// `parts(block)`: see sum_zeros.
+template <cache_format Format, int Blocks, class Query, class Parts>
+__device__ inline void score_tile(const std::byte* keys, Query query, Parts parts,
+                                  score_array<Format> (&scores)[Blocks], float (&slope)[Blocks]) {
   constexpr tile_layout layout = Format.key_layout();
   constexpr int runs = key_runs<Format>;
   using order = code_order<layout.bits>;
-  using token_order = code_order<Format.value_bits>;
+  using tokens = token_order<Format>;
   folded_operand<runs> operands[Blocks];
   const int mine = order::base(runs);
-  fold<true, layout>(
-      keys,
+  float bias[Blocks];
+  sum_zeros<layout, runs>(keys, parts, bias);
+  float largest[Blocks];
+#pragma unroll
+  for (float& x : largest) x = 1.0f * largest_query;
+  fold<true, layout, order>(
+      keys, largest, bias,
       [&](int block, int q, int w, float(&a)[4]) {
         const float4 quad =
             *reinterpret_cast<const float4*>(query(block) + mine + 16 * q + order::word_stride * w);
@@ -348,25 +126,25 @@ __device__ inline void score_tile(const std::byte* keys, Query query, Unit unit,
         a[3] = quad.w;
       },
       operands);
-  const int base = token_order::base(value_runs<Format>);
-  const code_rows<layout, runs> rows(keys, base);
+  const int base = tokens::base(value_runs<Format>);
+  const code_rows<layout, runs> rows(keys, base, tokens::swap());
   constexpr int together = Blocks == 1 ? 2 : 1;  // more take more registers than there are
 #pragma unroll
   for (int q = 0; q < value_runs<Format>; ++q)
 #pragma unroll
     for (int pair = 0; pair < 4; pair += together) {
       float sums[Blocks][together][2];
-      multiply_rows<true>(
-          rows, [=](int n) { return 16 * q + token_order::column(pair + n, 0); },
-          [=](int n) { return 16 * q + token_order::column(pair + n, 1); }, operands, sums);
+      multiply_rows<true, false>(
+          rows, [=](int n) { return 16 * q + tokens::column(pair + n, 0); },
+          [=](int n) { return 16 * q + tokens::column(pair + n, 1); }, operands, sums);
 #pragma unroll
       for (int block = 0; block < Blocks; ++block)
 #pragma unroll
         for (int n = 0; n < together; ++n)
 #pragma unroll
           for (int slot = 0; slot < 2; ++slot)
-            scores[block][q][token_order::word(pair + n, slot)]
-                  [token_order::element(pair + n, slot)] = sums[block][n][slot];
+            scores[block][q][tokens::word(pair + n, slot)][tokens::element(pair + n, slot)] =
+                sums[block][n][slot];
     }
   const std::byte* const scales = keys + layout.scale_offset() + base;
 #pragma unroll
@@ -374,129 +152,164 @@ __device__ inline void score_tile(const std::byte* keys, Query query, Unit unit,
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
       float scale[4];
-      widen_bytes(halves_of(*reinterpret_cast<const std::uint32_t*>(scales + 16 * q +
-                                                                    token_order::word_stride * w)),
+      widen_bytes(halves_of(tokens::swap_bytes(*reinterpret_cast<const std::uint32_t*>(
+                      scales + 16 * q + tokens::word_stride * w))),
                   scale);
 #pragma unroll
-      for (int block = 0; block < Blocks; ++block) {
-        const float slope =
-            operands[block].unit * unit(block) * (fp8_factor<Format> * fp8_factor<Format>);
-        const float offset = operands[block].bias * unit(block) * fp8_factor<Format>;
+      for (int block = 0; block < Blocks; ++block)
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-          scores[block][q][w][e] = scale[e] * std::fma(scores[block][q][w][e], slope, offset);
-      }
+        for (int e = 0; e < 4; ++e) scores[block][q][w][e] = scale[e] * scores[block][q][w][e];
     }
+#pragma unroll
+  for (int block = 0; block < Blocks; ++block)
+    slope[block] = operands[block].unit * fp8_factor<Format.scale>;
 }
 
-// A softmax over one tile: weights are 2^16 times powers of two of scores less their own largest;
-// times `norm` they are relative to the state's maximum.
-struct tile_softmax {
-  softmax_state state;
-  float norm;
+// Weights of a tile are at most 2 to this.
+inline constexpr int weight_bits = 16;
+
+// Scores in units of log 2, with the cap and without tokens that a row does not see. `seen(token)`:
+// whether the lane's row sees a token; not asked where it `sees_all`.
+template <cache_format Format, class Seen>
+__device__ inline void limit_scores(score_array<Format>& scores, float slope, bool sees_all,
+                                    Seen seen, soft_cap cap) {
+  for_scores<Format>(scores, [slope](float& score, int) { score = score * slope; });
+  if (cap.cap != 0.0f) for_scores<Format>(scores, [&](float& score, int) { score = cap(score); });
+  if (sees_all) return;
+  using order = token_order<Format>;
+  const int base = order::base(value_runs<Format>);
+  for_scores<Format>(scores, [&](float& score, int token) {
+    if (!seen((base + token) ^ order::swap())) score = unseen;
+  });
+}
+
+// The weights of one tile for one row.
+struct tile_weights {
+  int maximum;    // of the softmax state
+  float largest;  // weight
+  float sum;      // over the lane's tokens
 };
 
-// `seen(token)`: whether the lane's row sees a token; not asked where it `sees_all`.
-template <cache_format Format, class Seen>
-__device__ inline tile_softmax weigh_scores(score_array<Format>& scores, bool sees_all, Seen seen,
-                                            soft_cap cap) {
-  if (cap.cap != 0.0f) for_scores<Format>(scores, [&](float& score, int) { score = cap(score); });
-  if (!sees_all) {
-    const int base = code_order<Format.value_bits>::base(value_runs<Format>);
-    for_scores<Format>(scores, [&](float& score, int token) {
-      if (!seen(base + token)) score = unseen;
+// Scores become weights, 2^weight_bits times what they are relative to the maximum. `slope`: the
+// unit of scores, in log 2.
+template <cache_format Format, int Blocks>
+__device__ inline void weigh_scores(score_array<Format> (&scores)[Blocks],
+                                    const float (&slope)[Blocks], tile_weights (&out)[Blocks]) {
+#pragma unroll
+  for (int block = 0; block < Blocks; ++block) {
+    float most[4] = {unseen, unseen, unseen, unseen};
+    for_scores<Format>(scores[block], [&](float& score, int token) {
+      most[token & 3] = fmaxf(most[token & 3], score);
     });
+    out[block].largest = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
   }
-  float most[4] = {unseen, unseen, unseen, unseen};
-  for_scores<Format>(
-      scores, [&](float& score, int token) { most[token & 3] = fmaxf(most[token & 3], score); });
-  float largest = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
 #pragma unroll
   for (int lane = 4; lane < 32; lane *= 2)
-    largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, lane));
-  tile_softmax out{{rounded_maximum(largest), 0.0f}, 0.0f};
-  if (out.state.maximum != nothing_seen)
-    out.norm = exp2_approx(largest - static_cast<float>(out.state.maximum)) * 0x1p-16f;
-  const float shift = 16.0f - largest;
-  float part[4] = {};
-  for_scores<Format>(scores, [&](float& score, int token) {
-    score = exp2_approx(score + shift);
-    part[token & 3] = part[token & 3] + score;
-  });
-  float sum = (part[0] + part[1]) + (part[2] + part[3]);
 #pragma unroll
-  for (int lane = 4; lane < 32; lane *= 2) sum = sum + __shfl_xor_sync(all_lanes, sum, lane);
-  out.state.sum = sum * out.norm;
-  return out;
+    for (int block = 0; block < Blocks; ++block)
+      out[block].largest =
+          fmaxf(out[block].largest, __shfl_xor_sync(all_lanes, out[block].largest, lane));
+#pragma unroll
+  for (int block = 0; block < Blocks; ++block) {
+    out[block].maximum = rounded_maximum(out[block].largest * slope[block]);
+    const float shift = static_cast<float>(weight_bits) - static_cast<float>(out[block].maximum);
+    const auto weight = [&](float score) {
+      return exp2_approx(std::fma(score, slope[block], shift));
+    };
+    float part[4] = {};
+    for_scores<Format>(scores[block], [&](float& score, int token) {
+      score = weight(score);
+      part[token & 3] = part[token & 3] + score;
+    });
+    out[block].largest = weight(out[block].largest);
+    out[block].sum = (part[0] + part[1]) + (part[2] + part[3]);
+  }
 }
 
 // 16 N channels from d on.
-template <int N, int Blocks, tile_layout Layout, int Runs, class Put>
+template <int N, bool Swaps, int Blocks, tile_layout Layout, int Runs, class Put>
 __device__ inline void sum_channels(const code_rows<Layout, Runs>& rows, const std::uint8_t* scales,
                                     int d, const folded_operand<Runs> (&operands)[Blocks],
-                                    const float (&slope)[Blocks], const float (&offset)[Blocks],
                                     Put put) {
   float sums[Blocks][N][2];
-  multiply_rows<false>(
+  multiply_rows<false, Swaps>(
       rows, [d](int n) { return d + 16 * n; }, [d](int n) { return d + 16 * n + 8; }, operands,
       sums);
 #pragma unroll
   for (int n = 0; n < N; ++n)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int channel = d + 16 * n + 8 * half;
-      const float scale = to_float(static_cast<std::uint16_t>(scales[channel] << 7));
+      const float scale = raw_scale(scales[d + 16 * n + 8 * half]);
 #pragma unroll
       for (int block = 0; block < Blocks; ++block)
-        sums[block][n][half] = scale * std::fma(sums[block][n][half], slope[block], offset[block]);
-    }
-#pragma unroll
-  for (int block = 0; block < Blocks; ++block)
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      put(block, d / 8 + 2 * n, sums[block][n][0]);
-      put(block, d / 8 + 2 * n + 1, sums[block][n][1]);
+        put(block, d / 8 + 2 * n + half, scale * sums[block][n][half]);
     }
 }
 
-// Calls put(block, k, x) with the sum of weights times values, times the block's norm, of channel
-// r + 8 k for the lane's row.
+// Calls put(block, k, x) with the sum of weights times values, in units of unit[block], of channel
+// r + 8 k for the lane's row. Units are there before the first call, and sums over all tokens in
+// the place of those over the lane's.
 template <cache_format Format, int Blocks, class Put>
 __device__ inline void sum_values(const std::byte* values,
                                   const score_array<Format> (&weights)[Blocks],
-                                  const tile_softmax (&softmax)[Blocks], Put put) {
+                                  tile_weights (&tile)[Blocks], float (&unit)[Blocks], Put put) {
   constexpr tile_layout layout = Format.value_layout();
   constexpr int runs = value_runs<Format>;
+  using order = token_order<Format>;
+  float bias[Blocks] = {};
+  const std::byte* const zeros = values + layout.zero_offset() + 2 * order::base(runs);
+#pragma unroll
+  for (int q = 0; q < runs; ++q)
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      const uint2 zero =
+          *reinterpret_cast<const uint2*>(zeros + 2 * (16 * q + order::word_stride * w));
+      const float_pair low = unpack_halves(order::swap_halves(zero.x));
+      const float_pair high = unpack_halves(order::swap_halves(zero.y));
+#pragma unroll
+      for (int block = 0; block < Blocks; ++block) {
+        const float(&a)[4] = weights[block][q][w];
+        bias[block] = bias[block] + std::fma(a[0], low.low,
+                                             std::fma(a[1], low.high,
+                                                      std::fma(a[2], high.low, a[3] * high.high)));
+      }
+    }
+#pragma unroll
+  for (int lane = 4; lane < 32; lane *= 2)
+#pragma unroll
+    for (int block = 0; block < Blocks; ++block) {
+      bias[block] = bias[block] + __shfl_xor_sync(all_lanes, bias[block], lane);
+      tile[block].sum = tile[block].sum + __shfl_xor_sync(all_lanes, tile[block].sum, lane);
+    }
+  float largest[Blocks];
+#pragma unroll
+  for (int block = 0; block < Blocks; ++block) largest[block] = tile[block].largest;
   folded_operand<runs> operands[Blocks];
-  fold<false, layout>(
-      values,
+  fold<false, layout, order>(
+      values, largest, bias,
       [&](int block, int q, int w, float(&a)[4]) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) a[e] = weights[block][q][w][e];
       },
       operands);
-  float slope[Blocks];
-  float offset[Blocks];
 #pragma unroll
-  for (int block = 0; block < Blocks; ++block) {
-    const float norm = softmax[block].norm;
-    slope[block] = operands[block].unit * norm * (fp8_factor<Format> * fp8_factor<Format>);
-    offset[block] = operands[block].bias * norm * fp8_factor<Format>;
-  }
+  for (int block = 0; block < Blocks; ++block)
+    unit[block] = operands[block].unit *
+                  (fp8_factor<Format.scale> * power_of_two(raw_scale_exponent - weight_bits));
   const int r = lane_index() >> 2;
   const code_rows<layout, runs> rows(values, r);
   const auto* const scales =
       reinterpret_cast<const std::uint8_t*>(values + layout.scale_offset()) + r;
   // 64 channels are read before any is written: the compiler does not know that the two differ.
   constexpr int blocks = layout.head_dim / 16;
-  constexpr int together = Blocks == 1 ? 4 : 2;
+  constexpr int together = 2;
 #pragma unroll
   for (int start = 0; start < blocks; start += together) {
     constexpr int last = blocks % together == 0 ? together : blocks % together;
     if (start + together <= blocks)
-      sum_channels<together>(rows, scales, 16 * start, operands, slope, offset, put);
+      sum_channels<together, order::swaps>(rows, scales, 16 * start, operands, put);
     else
-      sum_channels<last>(rows, scales, 16 * start, operands, slope, offset, put);
+      sum_channels<last, order::swaps>(rows, scales, 16 * start, operands, put);
   }
 }
 

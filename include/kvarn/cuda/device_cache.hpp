@@ -288,7 +288,7 @@ class device_cache : public cache_base<device_state<T>> {
             own.device_factors + i * square,
             own.factors->at(static_cast<int>(i / heads), static_cast<int>(i % heads)).upper(),
             square * sizeof(float), cudaMemcpyHostToDevice);
-    // From pageable memory a copy may end after its call; the caller's streams do not wait for it.
+    // From pageable memory they may still be on their way, and other streams would not wait.
     if (code == cudaSuccess) code = cudaStreamSynchronize(nullptr);
     return status_of(code, "query factors");
   }
