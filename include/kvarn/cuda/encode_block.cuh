@@ -373,6 +373,8 @@ class tile_encoder_block {
 
   __device__ void round_scales() {
     const float largest = largest_of(vectors_.row_scale(), shape_.rows());
+    if constexpr (steps.choose_scales)
+      __syncthreads();  // before row_scale() takes the rounded ones
     const float shift = power_of_two(-kvarn::detail::scale_shift(p_.layout.scale, largest));
     std::byte* const out = record() + p_.layout.scale_offset();
     each_row([&](int r) {
