@@ -231,7 +231,7 @@ TEST(FaultValues, OneBadValueDoesNotHurtOtherTokens) {
         EXPECT_NEAR(error_without(tokens, decoded, 128, 7) / whole, 1.0,
                     method == encoder::paper          ? 1.0
                     : layout.kind == tile_kind::value ? 0.01
-                                                      : 0.14)
+                                                      : 0.12)
             << bad << " " << rotate;
       }
     }
@@ -260,7 +260,7 @@ TEST(FaultValues, TokensOfTheLargestFloat16) {
           ASSERT_TRUE(all_finite(decoded));
           const auto row = std::span(decoded).subspan(7 * d, d);
           EXPECT_LT(kvarn::relative_squared_error(std::span(tokens).subspan(7 * d, d), row),
-                    kind == tile_kind::key ? 0.48 : 0.6);
+                    kind == tile_kind::key ? 0.45 : 0.6);
           const double others = error_without(clean, decoded, head_dim, 7) / whole;
           if (method != encoder::paper) {
             EXPECT_NEAR(others, 1.0, kind == tile_kind::key ? 0.12 : 0.03);
