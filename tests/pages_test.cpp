@@ -140,7 +140,10 @@ TEST(Pages, MethodTableIsRecipeOf) {
       }
       row << " | " << yes_no(recipe.cover) << " | " << recipe.refits << " | "
           << yes_no(recipe.unbiased) << " | ";
-      recipe.choose_scales ? row << recipe.along : row << "no";
+      if (recipe.choose_scales)
+        row << recipe.along;
+      else
+        row << "no";
       row << " | " << yes_no(recipe.error_feedback) << " |\n";
       EXPECT_NE(page.find(row.str()), std::string::npos) << row.str();
     }

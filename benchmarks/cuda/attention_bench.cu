@@ -2,6 +2,7 @@
 //
 // Pages hold tiles that the library encoded, in random order, and every call of a graph reads other
 // pages. KVARN_BENCH_FORMAT is the format's id; more than one format takes more than one build.
+// KVARN_BENCH_BLOCKS, where defined, takes the place of attention_policy::blocks_per_sm.
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -169,7 +170,7 @@ int main(int argc, char** argv) {
   constexpr cuda::attention_policy policy = [] {
     cuda::attention_policy p = cuda::default_policy(format);
 #ifdef KVARN_BENCH_BLOCKS
-    p.blocks_per_sm = KVARN_BENCH_BLOCKS;  // another than the default
+    p.blocks_per_sm = KVARN_BENCH_BLOCKS;
 #endif
     return p;
   }();

@@ -10,12 +10,8 @@ namespace kvarn_test {
 template <int Index>
 int local_bytes(bool has_more_rows) {
   constexpr kvarn::cache_format format = attention_formats[Index];
-  constexpr kvarn::cuda::attention_policy policy = kvarn::cuda::default_policy(format);
   const auto kernel =
-      has_more_rows ? kvarn::cuda::detail::attention_kernel<format.id(), policy.warps,
-                                                            policy.blocks_per_sm, policy.row_blocks>
-                    : kvarn::cuda::detail::attention_kernel<format.id(), policy.warps,
-                                                            policy.blocks_per_sm, 1>;
+      kvarn::cuda::detail::kernel_for<format, kvarn::cuda::default_policy(format)>(has_more_rows);
   cudaFuncAttributes attributes{};
   check(cudaFuncGetAttributes(&attributes, kernel));
   return static_cast<int>(attributes.localSizeBytes);

@@ -196,7 +196,6 @@ KVARN_COLD void choose_scales(const encode_buffers& buffers, tile_view out, floa
       best = cost;
       out.set_scale_bits(r, scale.bits);
       buffers.inverse_scale[r] = inverse;
-      buffers.row_weight[r] = squared;
     }
   }
 }

@@ -91,6 +91,14 @@ struct attention_plan {
   std::size_t workspace_bytes;
 };
 
+// The kernel for up to four rows, or for more.
+template <cache_format Format, attention_policy Policy>
+auto kernel_for(bool has_more_rows) {
+  return has_more_rows
+             ? attention_kernel<Format.id(), Policy.warps, Policy.blocks_per_sm, Policy.row_blocks>
+             : attention_kernel<Format.id(), Policy.warps, Policy.blocks_per_sm, 1>;
+}
+
 template <cache_format Format, attention_policy Policy>
 attention_plan plan_attention(const attention_arguments& a) {
   using layout = attention_layout<Format>;
@@ -186,11 +194,7 @@ launch_status attend(const attention_arguments& arguments, cudaStream_t stream) 
   p.cap.slope = a.logit_soft_cap == 0.0f ? 0.0f : 2.0f / a.logit_soft_cap;
   constexpr std::int64_t all = 1 << 30;
   p.window = static_cast<int>(a.window <= 0 ? all : (std::min)(a.window, all));
-  const auto kernel =
-      p.block_rows > 4
-          ? detail::attention_kernel<Format.id(), Policy.warps, Policy.blocks_per_sm,
-                                     Policy.row_blocks>
-          : detail::attention_kernel<Format.id(), Policy.warps, Policy.blocks_per_sm, 1>;
+  const auto kernel = detail::kernel_for<Format, Policy>(p.block_rows > 4);
   if (const cudaError_t code = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes);
       code != cudaSuccess)

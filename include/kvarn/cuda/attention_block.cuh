@@ -2,6 +2,7 @@
 // with them: attention.cuh.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 

@@ -8,6 +8,7 @@
 // where the scores of a tile come out, whose rows are taken in the order that makes it so.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 

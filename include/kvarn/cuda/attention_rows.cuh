@@ -2,6 +2,7 @@
 // rows.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "../format/tile_layout.hpp"

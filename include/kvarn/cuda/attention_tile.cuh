@@ -3,6 +3,7 @@
 // Lanes: attention_codes.cuh.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "../format/tile_layout.hpp"
@@ -300,7 +301,7 @@ __device__ inline void sum_values(const std::byte* values,
   const code_rows<layout, runs> rows(values, r);
   const auto* const scales =
       reinterpret_cast<const std::uint8_t*>(values + layout.scale_offset()) + r;
-  // 64 channels are read before any is written: the compiler does not know that the two differ.
+  // 32 channels are read before any is written: the compiler does not know that the two differ.
   constexpr int blocks = layout.head_dim / 16;
   constexpr int together = 2;
 #pragma unroll

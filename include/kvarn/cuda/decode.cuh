@@ -23,8 +23,8 @@ launch_status decode(const decode_arguments& arguments, cudaStream_t stream);
 namespace detail {
 
 template <class Kernel>
-launch_status launch_decoding(Kernel kernel, const decode_parameters& p, int blocks,
-                              std::size_t shared_bytes, cudaStream_t stream) {
+launch_status launch_decode_kernel(Kernel kernel, const decode_parameters& p, int blocks,
+                                   std::size_t shared_bytes, cudaStream_t stream) {
   if (const cudaError_t code = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
       code != cudaSuccess)
@@ -37,10 +37,11 @@ template <tile_kind Kind, int Bits, int Dim>
 launch_status launch_decoding_lanes(const decode_parameters& p, cudaStream_t stream) {
   const int resident =
       decode_blocks_per_multiprocessor * device_attribute(cudaDevAttrMultiProcessorCount);
-  return launch_decoding(decode_lanes_kernel<Dim, Kind, Bits>, p, (std::min)(p.tiles(), resident),
-                         2 * static_cast<std::size_t>(shared_record_bytes(p.layout)) +
-                             2 * Dim * sizeof(float) + 4 * sizeof(decode_group),
-                         stream);
+  return launch_decode_kernel(decode_lanes_kernel<Dim, Kind, Bits>, p,
+                              (std::min)(p.tiles(), resident),
+                              2 * static_cast<std::size_t>(shared_record_bytes(p.layout)) +
+                                  2 * Dim * sizeof(float) + 4 * sizeof(decode_group),
+                              stream);
 }
 
 template <tile_kind Kind, int Bits>
@@ -50,8 +51,8 @@ launch_status launch_decoding(const decode_parameters& p, cudaStream_t stream) {
   if (dim == 128) return launch_decoding_lanes<Kind, Bits, 128>(p, stream);
   if (dim == 256) return launch_decoding_lanes<Kind, Bits, 256>(p, stream);
   const std::size_t floats =
-      static_cast<std::size_t>(p.layout.rows()) + token_buffer_floats(dim, decode_batch(dim));
-  return launch_decoding(
+      static_cast<std::size_t>(p.layout.rows()) + token_buffer_floats(dim, vectors_at_once(dim));
+  return launch_decode_kernel(
       decode_kernel<Kind, Bits>, p, p.tiles(),
       static_cast<std::size_t>(shared_record_bytes(p.layout)) + floats * sizeof(float), stream);
 }

@@ -1,7 +1,7 @@
 // The kernels that decode tiles: in registers, or through shared memory.
 #pragma once
 
-#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -89,7 +89,7 @@ __device__ inline bool stores_are_aligned(const decode_arguments& a, const void*
          (reinterpret_cast<std::uint64_t>(tokens) | steps * bytes) % 16 == 0;
 }
 
-// A power of two as head dimension: neighbouring lanes hold a token in registers, 32 channels each
+// Head dimensions 64, 128 and 256: neighbouring lanes hold a token in registers, 32 channels each
 // as rotate_in_lanes has them. Blocks take one tile after another and copy the next one meanwhile.
 inline constexpr int decode_blocks_per_multiprocessor = 3;
 
@@ -99,7 +99,7 @@ KVARN_KERNEL void __launch_bounds__(block_threads, decode_blocks_per_multiproces
   extern __shared__ float4 shared[];
   constexpr bool is_key = Kind == tile_kind::key;
   constexpr int lanes = Dim / 32;
-  constexpr int runs = Dim / (8 * lanes);
+  constexpr int runs = 4;  // of eight channels
   constexpr int tokens_at_once = block_threads / lanes;
   const decode_arguments& a = p.arguments;
   const int thread = static_cast<int>(threadIdx.x);
@@ -198,10 +198,7 @@ KVARN_KERNEL void __launch_bounds__(block_threads, decode_blocks_per_multiproces
   }
 }
 
-// Tokens that a block rotates at a time, a multiple of 16.
-KVARN_INLINE constexpr int decode_batch(int dim) { return dim <= 128 ? 64 : 16; }
-
-// Any head dimension, one block a tile; the rotation goes through shared memory.
+// The other head dimensions, one block a tile; the rotation goes through shared memory.
 template <tile_kind Kind, int Bits>
 KVARN_KERNEL void __launch_bounds__(block_threads)
     decode_kernel(const __grid_constant__ decode_parameters p) {
@@ -211,7 +208,7 @@ KVARN_KERNEL void __launch_bounds__(block_threads)
   const decode_group group = p.group(tile_index);
   const tile_layout& layout = p.layout;
   const int dim = layout.head_dim;
-  const int batch = decode_batch(dim);
+  const int batch = vectors_at_once(dim);
   const int runs = dim / 16;
   const int block = dim / hadamard_core(dim);
   const int thread = static_cast<int>(threadIdx.x);

@@ -53,7 +53,7 @@ class tile_encoder_block {
   static constexpr encoder_recipe steps = recipe_of(Method, Kind, 2);
   static constexpr bool feedback = steps.error_feedback;
   static_assert(steps.scaling != row_scaling::dual_axis_equivariant && steps.refits <= 1);
-  static_assert(!steps.choose_scales || steps.scaling == row_scaling::rms);
+  static_assert(!steps.choose_scales || (steps.scaling == row_scaling::rms && !steps.unbiased));
   static constexpr int max_token_steps = is_key ? Shape::max_row_steps : Shape::max_col_steps;
   static constexpr int max_channel_steps = is_key ? Shape::max_col_steps : Shape::max_row_steps;
   static constexpr int fixed_dim = Shape::is_fixed ? 16 * max_channel_steps : 0;

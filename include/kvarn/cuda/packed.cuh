@@ -1,6 +1,9 @@
 // Reading a record in shared memory a run of 16 codes at a time. What the bytes mean: tile_layout.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "../format/float16.hpp"
 #include "../format/float8.hpp"
 #include "../format/tile_layout.hpp"
@@ -40,8 +43,11 @@ __device__ inline float fp8_value(scale_type type, unsigned bits) {
 // threads that read rows eight apart off each other's banks.
 inline constexpr int row_gap = 16;
 
+KVARN_INLINE constexpr int gap_bytes(const tile_layout& layout) {  // all of them
+  return layout.planes() * layout.rows() / 8 * row_gap;
+}
 KVARN_INLINE constexpr int shared_record_bytes(const tile_layout& layout) {
-  return static_cast<int>(layout.record_bytes()) + layout.planes() * layout.rows() / 8 * row_gap;
+  return static_cast<int>(layout.record_bytes()) + gap_bytes(layout);
 }
 // Where 16 bytes of a record stand there, both counted in 16 bytes.
 __device__ inline int shared_record_place(const tile_layout& layout, int quad) {
@@ -63,10 +69,12 @@ class packed_record {
         layout_(layout),
         row_bytes_(static_cast<int>(layout.plane_row_bytes(0))),
         high_(data + layout.plane_offset(1) + layout.rows() / 8 * row_gap),
-        zero_(reinterpret_cast<const std::uint16_t*>(data + gaps(layout) + layout.zero_offset())),
-        step_(reinterpret_cast<const std::uint8_t*>(data + gaps(layout) + layout.step_offset())),
-        scale_(reinterpret_cast<const std::uint8_t*>(data + gaps(layout) + layout.scale_offset())) {
-  }
+        zero_(reinterpret_cast<const std::uint16_t*>(data + gap_bytes(layout) +
+                                                     layout.zero_offset())),
+        step_(
+            reinterpret_cast<const std::uint8_t*>(data + gap_bytes(layout) + layout.step_offset())),
+        scale_(reinterpret_cast<const std::uint8_t*>(data + gap_bytes(layout) +
+                                                     layout.scale_offset())) {}
 
   // Columns 16 run .. 16 run + 15 of row 8 eight + i, i below 8.
   __device__ code_run<Bits> codes(int eight, int i, int run) const {
@@ -87,10 +95,6 @@ class packed_record {
   __device__ float scale(int row) const { return fp8_value(layout_.scale, scale_[row]); }
 
  private:
-  __device__ static int gaps(const tile_layout& layout) {
-    return layout.planes() * layout.rows() / 8 * row_gap;
-  }
-
   const std::byte* data_;
   const tile_layout& layout_;
   int row_bytes_;

@@ -3,7 +3,7 @@
 // The numbers are those of kvarn::query_moment and kvarn::query_factor, bit for bit.
 #pragma once
 
-#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -29,9 +29,6 @@ launch_status factorize(const factor_arguments& arguments, cudaStream_t stream);
 
 namespace detail {
 
-// Queries that a block takes at a time, a multiple of 16.
-constexpr int observed_batch(int head_dim) { return head_dim <= 128 ? 64 : 16; }
-
 struct observe_parameters {
   observe_arguments arguments;
   float unit;  // of the rotation
@@ -42,7 +39,7 @@ struct observe_parameters {
   KVARN_INLINE int query_floats() const { return (arguments.head_dim + 63) / 64 * 64 + 4; }
 };
 
-// Brings queries into shared memory, sanitized and rotated: for a power of two as head dimension
+// Brings queries into shared memory, sanitized and rotated: for head dimensions 64 and 128
 // four lanes have a query in registers, of which they request the next while the block adds.
 template <int Dim>
 class batch_in_lanes {
@@ -98,6 +95,7 @@ class batch_in_lanes {
  private:
   static constexpr int lanes = 4;
   static constexpr int runs = Dim / (8 * lanes);
+  static_assert(vectors_at_once(Dim) == block_threads / lanes);
 
   __device__ static int query() { return static_cast<int>(threadIdx.x) / lanes; }
   __device__ static int part() { return static_cast<int>(threadIdx.x) % lanes; }
@@ -231,7 +229,7 @@ launch_status launch_observing(const observe_arguments& arguments, std::size_t b
                                cudaStream_t stream) {
   const auto kernel = observe_kernel<Batch>;
   const observe_parameters p{arguments, rotation_unit(arguments.head_dim, arguments.rotate),
-                             observed_batch(arguments.head_dim)};
+                             vectors_at_once(arguments.head_dim)};
   const std::size_t shared_bytes =
       sizeof(float) * (batch_floats + static_cast<std::size_t>(p.batch * p.query_floats()));
   if (const cudaError_t code = cudaFuncSetAttribute(
@@ -376,7 +374,7 @@ inline launch_status observe(const observe_arguments& arguments, cudaStream_t st
   if (dim == 128)
     return detail::launch_observing<detail::batch_in_lanes<128>>(arguments, 0, stream);
   return detail::launch_observing<detail::batch_in_memory>(
-      arguments, detail::token_buffer_floats(dim, detail::observed_batch(dim)), stream);
+      arguments, detail::token_buffer_floats(dim, detail::vectors_at_once(dim)), stream);
 }
 
 inline launch_status factorize(const factor_arguments& arguments, cudaStream_t stream) {

@@ -7,6 +7,9 @@
 //   3. a thread has every 16th channel: half = 16, 32, ...
 #pragma once
 
+#include <cmath>
+#include <cstddef>
+
 #include "../codec/hadamard.hpp"
 #include "device.cuh"
 
@@ -15,6 +18,10 @@ inline namespace KVARN_CUDA_NAMESPACE {
 namespace detail {
 
 inline constexpr int block_threads = 256;
+
+// Head vectors that a block takes through shared memory at a time where not all fit, a multiple of
+// 16.
+KVARN_INLINE constexpr int vectors_at_once(int dim) { return dim <= 128 ? 64 : 16; }
 
 // The vectors between the stages. Channel l + 16 j of token t is element
 //   plane(j / 4) + 68 t + 4 l + j % 4,

@@ -22,7 +22,7 @@ struct token_source {
     const int token = heads == 1 ? vector : vector / heads;
     return first + token * strides.token + (vector - token * heads) * strides.head;
   }
-  // Whether runs of 16 channels can be loaded 16 bytes at a time.
+  // Whether runs of 8 channels can be loaded 16 bytes at a time.
   __device__ bool is_vectorised() const {
     const auto bytes = static_cast<std::uint64_t>(element_bytes(type));
     const std::uint64_t start =

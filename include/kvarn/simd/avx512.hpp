@@ -52,7 +52,6 @@ KVARN_ALWAYS_INLINE f32 fnma(f32 a, f32 b, f32 c) { return {_mm512_fnmadd_ps(a.v
 KVARN_ALWAYS_INLINE f32 fms(f32 a, f32 b, f32 c) { return {_mm512_fmsub_ps(a.v, b.v, c.v)}; }
 KVARN_ALWAYS_INLINE f32 min(f32 a, f32 b) { return {_mm512_min_ps(a.v, b.v)}; }
 KVARN_ALWAYS_INLINE f32 max(f32 a, f32 b) { return {_mm512_max_ps(a.v, b.v)}; }
-KVARN_ALWAYS_INLINE f32 abs(f32 a) { return {_mm512_abs_ps(a.v)}; }
 // max(a, abs(b)) of an a that is not negative.
 KVARN_ALWAYS_INLINE f32 max_magnitude(f32 a, f32 b) { return {_mm512_range_ps(a.v, b.v, 0x0b)}; }
 // Where a < b: x, else y.

@@ -32,6 +32,7 @@ KVARN_NOINLINE void store_planes(const encode_state& state) {
 // wait for each other's results, unless the codes need the grids of all columns.
 KVARN_NOINLINE void encode_codes(encode_state& state, const encoder_recipe& recipe, float unit,
                                  const float* upper) {
+  KVARN_ASSERT(!(recipe.choose_scales && recipe.unbiased));
   const bool codes_last = recipe.choose_scales || upper != nullptr;
   const tile_layout& layout = state.out.layout;
   grid_vectors grid;
