@@ -169,13 +169,7 @@ KVARN_KERNEL void __launch_bounds__(block_threads, decode_blocks_per_multiproces
           }
         }
       }
-      if (a.rotate_back) {
-        rotate_in_lanes<lanes>(v, part);
-#pragma unroll
-        for (int k = 0; k < runs; ++k)
-#pragma unroll
-          for (int i = 0; i < 8; ++i) v[k][i] = __fmul_rn(v[k][i], p.unit);
-      }
+      if (a.rotate_back) rotate_in_lanes<lanes>(v, part, p.unit);
       if (const decode_group& group = groups[n & 3]; token < group.count) {
         const bool is_aligned = stores_are_aligned(a, group.tokens);
         const std::int64_t place = token * a.strides.token + p.head(tile) * a.strides.head;

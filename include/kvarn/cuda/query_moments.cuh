@@ -77,13 +77,7 @@ class batch_in_lanes {
       take(k, place, v[k]);
       sanitize_run<1>(v[k], out + 32 * k, replaced);
     }
-    if (p_.arguments.rotate) {
-      rotate_in_lanes<lanes>(v, part());
-#pragma unroll
-      for (int k = 0; k < runs; ++k)
-#pragma unroll
-        for (int i = 0; i < 8; ++i) v[k][i] = __fmul_rn(v[k][i], p_.unit);
-    }
+    if (p_.arguments.rotate) rotate_in_lanes<lanes>(v, part(), p_.unit);
 #pragma unroll
     for (int k = 0; k < runs; ++k)
 #pragma unroll

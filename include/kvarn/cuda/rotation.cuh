@@ -78,10 +78,10 @@ __device__ void rotate_strided(float (&v)[N], int count) {
   }
 }
 
-// All stages for a power of two in registers: of one token, lane `part` of `Lanes` neighbouring
-// ones has channels 8 (Lanes k + part) + i = v[k][i].
+// All stages for a power of two in registers, times `unit`: of one token, lane `part` of `Lanes`
+// neighbouring ones has channels 8 (Lanes k + part) + i = v[k][i].
 template <int Lanes, int Runs>
-__device__ void rotate_in_lanes(float (&v)[Runs][8], int part) {
+__device__ void rotate_in_lanes(float (&v)[Runs][8], int part, float unit) {
 #pragma unroll
   for (int k = 0; k < Runs; ++k) rotate_neighbours(v[k], 8);
 #pragma unroll
@@ -100,7 +100,7 @@ __device__ void rotate_in_lanes(float (&v)[Runs][8], int part) {
     for (int k = 0; k < Runs; ++k) column[k] = v[k][i];
     rotate_strided(column, Runs);
 #pragma unroll
-    for (int k = 0; k < Runs; ++k) v[k][i] = column[k];
+    for (int k = 0; k < Runs; ++k) v[k][i] = __fmul_rn(column[k], unit);
   }
 }
 

@@ -65,8 +65,7 @@ inline void fold_columns(const tile_columns& columns, int cols, const float* a, 
   out.weights[i] = weights;
 }
 
-// Rounds the products of head i times inverse_unit to the operands of head h. Returns 16 sums of
-// them.
+// Rounds products times inverse_unit to the operands of head h. Returns 16 sums of them.
 inline f32 round_products(const tile_layout& layout, const float* product, float inverse_unit,
                           int h, operand_precision precision, folded_heads& out) {
   const std::ptrdiff_t parts = precision == operand_precision::int16 ? 2 : 1;
