@@ -13,7 +13,8 @@ inline void quantize_queries(const float* queries, int rows, int head_dim, byte_
   for (int h = 0; h < rows; ++h)
     for (int b = 0; b < head_dim / byte_block; ++b) {
       const float* const x = queries + h * head_dim + b * byte_block;
-      const float largest = max_lane(max(abs(load(x)), abs(load(x + 16))));
+      const float largest =
+          max_lane(max_magnitude(max_magnitude(set1(0.0f), load(x)), load(x + 16)));
       const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
       std::int8_t bytes[byte_block];
       std::int32_t sum = 0;
