@@ -16,8 +16,8 @@ check_header() {
 
 status=0
 # Another architecture's kernels, which the generated files leave out.
-echo "clang-tidy include/kvarn/simd/neon.hpp for AArch64"
-clang-tidy --quiet --header-filter='kvarn/simd/.*' include/kvarn/simd/neon.hpp -- -x c++ -std=c++20 -Iinclude \
+echo "clang-tidy include/kvarn/simd/dispatch.hpp for AArch64"
+clang-tidy --quiet --header-filter='kvarn/simd/.*' include/kvarn/simd/dispatch.hpp -- -x c++ -std=c++20 -Iinclude \
   --target=aarch64-linux-gnu 2>&1 | grep -v '^[0-9]* warnings\{0,1\} generated\.$' && status=1
 for header in $(find include/kvarn -name '*.hpp' ! -path 'include/kvarn/cuda/*' | sort); do
   echo "clang-tidy $header"

@@ -1,4 +1,4 @@
-// Everything that depends on the compiler: the only header of the library that defines macros.
+// Everything that depends on the compiler: the only header of the library that leaves macros.
 #pragma once
 
 #include <cassert>
@@ -52,6 +52,19 @@
 // Checks a documented precondition in debug builds. Define it before inclusion to use your own.
 #if !defined(KVARN_ASSERT)
 #define KVARN_ASSERT(condition) assert(condition)
+#endif
+
+// Their arguments where the file is compiled for that architecture, else nothing.
+#define KVARN_ON_any(...) __VA_ARGS__
+#if defined(__x86_64__)
+#define KVARN_ON_x86_64(...) __VA_ARGS__
+#else
+#define KVARN_ON_x86_64(...)
+#endif
+#if defined(__aarch64__)
+#define KVARN_ON_aarch64(...) __VA_ARGS__
+#else
+#define KVARN_ON_aarch64(...)
 #endif
 
 #if defined(__cpp_exceptions)

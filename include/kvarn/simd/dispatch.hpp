@@ -2,13 +2,9 @@
 #pragma once
 
 #include "../config.hpp"
-#include "amx.hpp"
-#include "avx2.hpp"
-#include "avx512.hpp"
-#include "avx_vnni.hpp"
-#include "neon.hpp"
-#include "scalar.hpp"
+#include "kernel_includes.hpp"
 #include "target.hpp"
+#include "targets.inl"
 
 namespace kvarn {
 inline namespace KVARN_ISA_NAMESPACE {
@@ -19,21 +15,11 @@ template <class F>
 decltype(auto) with_kernels(target on, const F& f) {
   KVARN_ASSERT(is_available(on));
   switch (on) {
-#if defined(__x86_64__)
-    case target::avx2:
-      return f(avx2::kernels{});
-    case target::avx_vnni:
-      return f(avx_vnni::kernels{});
-    case target::avx512:
-      return f(avx512::kernels{});
-    case target::amx:
-      return f(amx::kernels{});
-#elif defined(__aarch64__)
-    case target::neon:
-      return f(neon::kernels{});
-#endif
-    default:
-      return f(scalar::kernels{});
+    default:  // the first of the list, the scalar code
+#define KVARN_TARGET(name, architecture, condition) \
+  KVARN_ON_##architecture(case target::name : return f(name::kernels{});)
+#include "targets.inl"
+#undef KVARN_TARGET
   }
 }
 

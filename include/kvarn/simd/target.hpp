@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <iterator>
 #include <string>
 #include <string_view>
 
@@ -21,27 +22,25 @@
 
 namespace kvarn {
 
-// In ascending order of preference on each architecture.
+// The instruction sets of targets.inl, in its order: of those of a machine, the last is the best.
 enum class target : std::uint8_t {
-  scalar,    // plain C++: the definition
-  avx2,      // AVX2, FMA, F16C
-  avx_vnni,  // the same with 256-bit VNNI
-  avx512,    // AVX-512 F, BW, DQ, VL, VNNI, VBMI, and GFNI
-  amx,       // the same with AMX int8 tiles
-  neon,      // AArch64 with the dot product extension
+#define KVARN_TARGET(name, architecture, condition) name,
+#include "targets.inl"
+#undef KVARN_TARGET
 };
-
-inline constexpr int target_count = 6;
 
 struct target_info {
   target id;
   std::string_view name;
 };
 
-inline constexpr target_info target_infos[target_count] = {
-    {target::scalar, "scalar"}, {target::avx2, "avx2"}, {target::avx_vnni, "avx_vnni"},
-    {target::avx512, "avx512"}, {target::amx, "amx"},   {target::neon, "neon"},
+inline constexpr target_info target_infos[] = {
+#define KVARN_TARGET(name, architecture, condition) {target::name, #name},
+#include "targets.inl"
+#undef KVARN_TARGET
 };
+
+inline constexpr int target_count = static_cast<int>(std::size(target_infos));
 
 constexpr std::string_view name_of(target t) { return target_infos[static_cast<int>(t)].name; }
 
@@ -83,48 +82,47 @@ inline bool request_amx_state() {
 #endif
 }
 
-inline unsigned detect_targets() {
-  const auto mask = [](target t) { return 1u << static_cast<int>(t); };
-  unsigned found = mask(target::scalar);
-  const cpuid_registers one = cpuid(1, 0);
-  const cpuid_registers seven = cpuid(7, 0);
-  const std::uint64_t state = saved_state();
-  const auto saved = [state](std::uint64_t bits) { return (state & bits) == bits; };
+struct machine_features {
+  cpuid_registers one = cpuid(1, 0);
+  cpuid_registers seven = cpuid(7, 0);
+  cpuid_registers seven_one = seven.a >= 1 ? cpuid(7, 1) : cpuid_registers{};
+  std::uint64_t state = saved_state();
+  unsigned targets = 0;  // found so far
 
-  const bool avx2 = saved(0x6) && bit(one.c, 28) && bit(one.c, 12) && bit(one.c, 29) &&
-                    bit(seven.b, 5);  // AVX, FMA, F16C, AVX2
-  if (!avx2) return found;
-  found |= mask(target::avx2);
-  if (seven.a >= 1 && bit(cpuid(7, 1).a, 4)) found |= mask(target::avx_vnni);
-
-  const bool avx512 = saved(0xe6) && bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) &&
-                      bit(seven.b, 31) && bit(seven.c, 11) && bit(seven.c, 1) &&
-                      bit(seven.c, 8);  // F, DQ, BW, VL, VNNI, VBMI, GFNI
-  if (!avx512) return found;
-  found |= mask(target::avx512);
-  const bool amx = saved(0x60000) && bit(seven.d, 24) && bit(seven.d, 25);  // TILE, INT8
-  if (amx && request_amx_state()) found |= mask(target::amx);
-  return found;
-}
-
-#elif defined(__aarch64__)
-
-inline unsigned detect_targets() {
-  unsigned found = 1u << static_cast<int>(target::scalar);
-#if defined(__linux__)
-  constexpr unsigned long hwcap_asimddp = 1ul << 20;
-  if ((getauxval(AT_HWCAP) & hwcap_asimddp) != 0) found |= 1u << static_cast<int>(target::neon);
-#elif defined(__ARM_FEATURE_DOTPROD)
-  found |= 1u << static_cast<int>(target::neon);
-#endif
-  return found;
-}
+  bool saves(std::uint64_t bits) const { return (state & bits) == bits; }
+  bool runs(target t) const { return bit(targets, static_cast<int>(t)); }
+};
 
 #else
 
-inline unsigned detect_targets() { return 1u << static_cast<int>(target::scalar); }
+#if defined(__aarch64__)
+inline bool has_dot_product() {
+#if defined(__linux__)
+  constexpr unsigned long hwcap_asimddp = 1ul << 20;
+  return (getauxval(AT_HWCAP) & hwcap_asimddp) != 0;
+#elif defined(__ARM_FEATURE_DOTPROD)
+  return true;
+#else
+  return false;
+#endif
+}
+#endif
+
+struct machine_features {
+  unsigned targets = 0;
+};
 
 #endif
+
+// A bit for each target that this machine runs.
+inline unsigned detect_targets() {
+  machine_features machine;
+#define KVARN_TARGET(name, architecture, condition) \
+  KVARN_ON_##architecture(if (condition) machine.targets |= 1u << static_cast<int>(target::name);)
+#include "targets.inl"
+#undef KVARN_TARGET
+  return machine.targets;
+}
 
 }  // namespace detail
 

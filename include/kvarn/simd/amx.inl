@@ -4,11 +4,11 @@
 // quad of 16 rows of the record) is a tile of sums, whose rows are vectors of 16 sums as the
 // kernels of AVX-512 take them. Uses all tile registers of the thread: what a caller keeps in them
 // is lost.
-#pragma once
-
-#include "avx512.hpp"
-
-#if defined(__x86_64__)
+#if defined(KVARN_TARGET)  // TILE, INT8
+KVARN_TARGET(amx, x86_64,
+             machine.runs(target::avx512) && machine.saves(0x60000) && bit(machine.seven.d, 24) &&
+                 bit(machine.seven.d, 25) && request_amx_state())
+#elif defined(__x86_64__)
 
 #if defined(__clang__)
 #pragma clang attribute push(                                                                               \

@@ -1,9 +1,7 @@
 // AVX-VNNI on top of AVX2: only the dot products of bytes are its own.
-#pragma once
-
-#include "avx2.hpp"
-
-#if defined(__x86_64__)
+#if defined(KVARN_TARGET)
+KVARN_TARGET(avx_vnni, x86_64, machine.runs(target::avx2) && bit(machine.seven_one.a, 4))
+#elif defined(__x86_64__)
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avxvnni"))), apply_to = function)

@@ -1,11 +1,9 @@
 // AArch64 with the dot product extension: the vector operations, and the kernels compiled for them.
 // Sixteen lanes are four registers. No target region: only the dot product is beyond the baseline
 // of AArch64.
-#pragma once
-
-#include "kernel_includes.hpp"
-
-#if defined(__aarch64__)
+#if defined(KVARN_TARGET)
+KVARN_TARGET(neon, aarch64, has_dot_product())
+#elif defined(__aarch64__)
 #include <arm_neon.h>
 
 #if defined(__clang__)

@@ -1,7 +1,7 @@
 // The target without vector instructions: the definitions themselves.
-#pragma once
-
-#include "kernel_includes.hpp"
+#if defined(KVARN_TARGET)
+KVARN_TARGET(scalar, any, true)
+#else
 
 namespace kvarn {
 inline namespace KVARN_ISA_NAMESPACE {
@@ -18,3 +18,4 @@ namespace here = scalar;
 }  // namespace scalar
 }  // namespace KVARN_ISA_NAMESPACE
 }  // namespace kvarn
+#endif
