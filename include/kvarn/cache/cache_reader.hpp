@@ -83,12 +83,13 @@ class cache_reader {
 
   // Takes back what has not become complete.
   ~cache_reader() {
-    for (const sequence_id id : ids_) discard(id);
+    for (std::size_t i = 0; i < made_; ++i) discard(ids_[i]);
   }
 
   result<std::vector<sequence_id>> read() {
     if (!read_header() || !read_pages() || !read_sequences()) return in_.failure();
-    return std::exchange(ids_, {});
+    made_ = 0;
+    return std::move(ids_);
   }
 
  private:
@@ -167,12 +168,12 @@ class cache_reader {
       return in_.fail(error_code::short_buffer,
                       message_of({header_.sequences, " sequences are saved; ",
                                   table_.free_sequence_count(), " can be created"}));
-    ids_.reserve(header_.sequences);
+    ids_ = std::vector<sequence_id>(header_.sequences);
     used_.emplace(header_.pages, std::pmr::new_delete_resource(), false);
     for (std::uint32_t i = 0; i < header_.sequences; ++i) {
       auto made = table_.create();
       if (!made.ok()) return in_.fail(made.why().code(), made.why().message());
-      ids_.push_back(made.value());
+      ids_[made_++] = made.value();
       if (!read_sequence(made.value())) return false;
     }
     for (const bool used : *used_)
@@ -269,7 +270,10 @@ class cache_reader {
   detail::section_reader in_;
   cache_file_header header_;
   std::optional<claimed_pages> pages_;  // by index in the file
+  // All of them from the start: push_back would leave a function that files for other instruction
+  // sets share.
   std::vector<sequence_id> ids_;
+  std::size_t made_ = 0;
   std::optional<fixed_array<bool>> used_;  // pages that belong to a sequence
 };
 

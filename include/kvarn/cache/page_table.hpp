@@ -38,6 +38,11 @@ struct sequence_id {
   friend constexpr bool operator==(const sequence_id&, const sequence_id&) = default;
 };
 
+inline namespace KVARN_ISA_NAMESPACE {
+
+// Here, as all that lists hold: the linker never hands functions of a std::vector of them that were
+// compiled for a newer CPU to a file compiled for an older one.
+
 // One sealed group of tokens in a sequence's list.
 struct sealed_page {
   std::int64_t position = 0;  // of its first token
@@ -58,8 +63,6 @@ struct sequence_extent {
 
   friend constexpr bool operator==(const sequence_extent&, const sequence_extent&) = default;
 };
-
-inline namespace KVARN_ISA_NAMESPACE {
 
 // The numbers 0 .. size - 1 that are not in use; taken in ascending order at first.
 class free_list {
