@@ -16,6 +16,9 @@ cmake --workflow --preset clang
 section "Tests: address and undefined-behaviour sanitizers"
 cmake --workflow --preset sanitize
 
+section "Tests that use threads: thread sanitizer"
+cmake --workflow --preset sanitize-threads
+
 section "clang-tidy: library headers"
 tools/check-tidy.sh
 
