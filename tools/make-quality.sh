@@ -1,12 +1,13 @@
 #!/bin/sh
-# Makes every table and picture of docs/quality.md: fetches the model and the text, builds
-# kvarn-eval, runs all methods and draws the reports. Hours on two cores; a second call goes on
-# where the first one stopped.
+# Makes the tables of methods and the picture of docs/quality.md: fetches the model and the text,
+# builds kvarn-eval, runs all methods and draws the reports. Hours on two cores; a second call goes
+# on where the first one stopped.
 #
 #   tools/make-quality.sh [TEXT...]     other text files beside the one that is fetched
 #
 # A TEXT called wikitext2_test.txt (the test split of WikiText-2) gives the page's tables of it.
-# Results: build/quality/NAME/report.json, report.csv, table.md, quality.svg, NAME that of the text.
+# Results: build/quality/NAME/report.json, report.csv, table.md, quality.svg, NAME that of the text;
+# build/quality/texts.md, the texts side by side.
 # After a change of an encoder, delete the results that are of the old one.
 # $plan is unquoted below: it is split into arguments on purpose.
 # shellcheck disable=SC2086
@@ -23,6 +24,7 @@ fail() {
 # What would only fail after hours is looked at first.
 names=" opticks "
 for text in "$@"; do
+  shift
   case $text in
     -*) fail "unknown option '$text'; arguments are text files" ;;
     /*) ;;
@@ -34,6 +36,7 @@ for text in "$@"; do
     *" $name "*) fail "$text: results of a text called $name are in build/quality/$name; rename it" ;;
   esac
   names="$names$name "
+  set -- "$@" "$text"
 done
 
 # The first Python in the search path may not be the one that has matplotlib.
@@ -48,11 +51,11 @@ tools/fetch-text.sh
 cmake --preset demo
 cmake --build --preset demo --target kvarn-eval
 
+# More threads than that have too little to do in a model of this size.
+threads=$(nproc)
+[ "$threads" -le 16 ] || threads=16
+
 for text in "$PWD/build/texts/opticks.txt" "$@"; do
-  case $text in
-    /*) ;;
-    *) text=$start/$text ;;
-  esac
   name=$(basename "$text" .txt)
   out=build/quality/$name
   case $name in
@@ -64,9 +67,17 @@ for text in "$PWD/build/texts/opticks.txt" "$@"; do
     *) plan="--windows 5" ;;
   esac
   build/demo/tools/eval/kvarn-eval --model "$model" --text "$text" --out "$out" \
-    --methods all --threads "$(nproc)" $plan
+    --methods all --threads "$threads" $plan
   "$python" tools/plot_quality.py "$out/report.json" >"$out/table.md"
   "$python" tools/plot_quality.py "$out/report.json" "$out/quality.svg"
   cat "$out/table.md"
   say "results: $out/table.md $out/quality.svg $out/report.json $out/report.csv"
 done
+
+[ "$#" -gt 0 ] || exit 0
+for text in "$@"; do  # in its place its report
+  shift
+  set -- "$@" "build/quality/$(basename "$text" .txt)/report.json"
+done
+"$python" tools/plot_quality.py build/quality/opticks/report.json "$@" >build/quality/texts.md
+say "all texts side by side: build/quality/texts.md"

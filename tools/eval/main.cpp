@@ -103,6 +103,17 @@ nlohmann::ordered_json identity_of(const std::string& model) {
           {"model_hash", kvarn_eval::hash_of(file.bytes())}};
 }
 
+std::vector<kvarn_eval::window> windows_of(const arguments& a,
+                                           const kvarn_engine::tokenizer& vocabulary) {
+  const std::string text = kvarn_engine::read_text(a.text).value();
+  try {
+    return a.offsets.empty() ? kvarn_eval::spread_windows(vocabulary, text, a.windows, a.window)
+                             : kvarn_eval::windows_at(vocabulary, text, a.offsets, a.window);
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(a.text + ": " + error.what());
+  }
+}
+
 // Says with how many lines the model fails even with exact rows.
 void print_weakness(const nlohmann::ordered_json& retrieval) {
   std::string weak;
@@ -156,21 +167,19 @@ void run(arguments a) {
   const auto file = kvarn_engine::gguf_file::open(a.model).value();
   const auto config = kvarn_engine::read_config(file);  // refuses other architectures at once
   const auto vocabulary = kvarn_engine::tokenizer::from_gguf(file).value();
-  const std::string text = kvarn_engine::read_text(a.text).value();
-  const auto windows = a.offsets.empty()
-                           ? kvarn_eval::spread_windows(vocabulary, text, a.windows, a.window)
-                           : kvarn_eval::windows_at(vocabulary, text, a.offsets, a.window);
+  const std::vector<kvarn_eval::window> windows = windows_of(a, vocabulary);
   wanted.model = identity_of(a.model);
+  if (a.retrieval && a.retrieval_lines.empty())
+    a.retrieval_lines = kvarn_eval::retrieval_sizes(vocabulary, config.context);
+  // What does not fit the model is refused before anything is deleted or computed.
+  const kvarn_examples::thread_pool pool(a.threads);
+  for (const kvarn_eval::method& m : wanted.methods)
+    kvarn_eval::make_memory(config, a.stored, &m, 1, nullptr, pool);
 
   const kvarn_eval::result_folder folder(a.out);
   kvarn_eval::window_runs runs(wanted, windows, folder);
   std::optional<kvarn_eval::retrieval_runs> retrieval;
-  if (a.retrieval)
-    retrieval.emplace(wanted,
-                      a.retrieval_lines.empty()
-                          ? kvarn_eval::retrieval_sizes(vocabulary, config.context)
-                          : a.retrieval_lines,
-                      folder);
+  if (a.retrieval) retrieval.emplace(wanted, a.retrieval_lines, folder);
   const int missing = runs.missing() + (retrieval ? retrieval->missing() : 0);
   const int total = runs.total() + (retrieval ? retrieval->total() : 0);
   if (missing < total)
@@ -178,11 +187,7 @@ void run(arguments a) {
                  total);
 
   const kvarn_engine::model_weights weights = kvarn_engine::load_model(file);
-  const kvarn_examples::thread_pool pool(a.threads);
   kvarn_engine::transformer model(weights, pool);
-  // What does not fit the model is refused before anything is computed.
-  for (const kvarn_eval::method& m : wanted.methods)
-    kvarn_eval::make_memory(model.config(), a.stored, &m, 1, nullptr, pool);
 
   kvarn_eval::evaluation all = runs.finish(model, pool);
   if (retrieval) {
