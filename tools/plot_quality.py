@@ -3,6 +3,7 @@
 
     plot_quality.py REPORT.json OUT.svg|OUT.png     all that the report has, one below the other
     plot_quality.py REPORT.json                     its tables, in Markdown
+    plot_quality.py REPORT.json REPORT.json...      one table of several texts
 
 Drawn are mean KL against bits per element; KL against position, accumulated and static; the share of
 magnitude and direction in the squared error of keys. The tables are all methods, and each encoder
@@ -10,6 +11,7 @@ beside its strongest rival. "+-" is a standard error over windows.
 """
 
 import math
+import pathlib
 import re
 import statistics
 import sys
@@ -235,16 +237,44 @@ def rivals(report):
     return "\n".join(lines)
 
 
+def side_by_side(reports):
+    """The methods that all reports have, of one model on several texts, in the first report's order."""
+    settings = [report.get("settings", {}) for report in reports]
+    models = sorted({str(s.get("model")) for s in settings})
+    if len(models) > 1:
+        raise ReportError(f"reports of several models: {', '.join(models)}")
+    heading = ["method", "bits"]
+    exact = ["exact", "32"]
+    for report, s in zip(reports, settings):
+        heading += [f"{pathlib.Path(str(s.get('text'))).stem}: KL", "top-1", "perplexity"]
+        exact += ["0", "100 %", f"{report['methods'][0]['all']['exact_perplexity']:.3f}"]
+    lines = [row(heading), "|" + "---|" * len(heading), row(exact)]
+    texts = [{m["name"]: m for m in report["methods"]} for report in reports]
+    for method in reports[0]["methods"]:
+        if not all(method["name"] in text for text in texts):
+            continue
+        cells = [name_of(method), f"{method['bits_per_element']:.2f}"]
+        for text in texts:
+            a = text[method["name"]]["all"]
+            cells += [number(a["kl_mean"]), f"{100 * a['top1']:.1f} %", f"{a['perplexity']:.3f}"]
+        lines.append(row(cells))
+    return "\n".join(lines)
+
+
 def main(arguments):
-    if len(arguments) not in (1, 2) or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in ("-h", "--help"):
         print(__doc__, file=sys.stderr)
         return 2
     try:
         report = load(arguments[0])
         if len(arguments) == 1:
             print(table(report), rivals(report), sep="\n\n")
-        else:
+        elif all(path.endswith(".json") for path in arguments):
+            print(side_by_side([report] + [load(path) for path in arguments[1:]]))
+        elif len(arguments) == 2:
             draw(report, picture_path(arguments[1]))
+        else:
+            raise ReportError("several reports are one table; a picture is of one report")
     except ReportError as error:
         print(f"plot_quality: {error}", file=sys.stderr)
         return 1

@@ -6,36 +6,41 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace kvarn_examples {
 
 // `threads` threads, the caller among them, that share the items of each call. Keep one for the
-// lifetime of the engine: starting threads costs more than a short attention. One call at a time;
-// items must not throw. Threads look for more work for some tens of microseconds before they sleep:
-// a model's step is hundreds of calls, and waking takes longer than many of them.
+// lifetime of the engine: starting threads costs more than a short attention. Threads look for more
+// work for some tens of microseconds before they sleep: a model's step is hundreds of calls, and
+// waking takes longer than many of them.
 class thread_pool {
  public:
+  // Throws std::system_error where a thread cannot be started.
   explicit thread_pool(int threads) {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
-  }
-  ~thread_pool() {
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_ = true;
+    try {
+      for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+    } catch (...) {
+      stop();
+      throw;
     }
-    wake_.notify_all();
-    for (std::thread& worker : workers_) worker.join();
   }
+  ~thread_pool() { stop(); }
   thread_pool(const thread_pool&) = delete;
   thread_pool& operator=(const thread_pool&) = delete;
 
   // The caller's among them.
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls f(0) .. f(count - 1) and returns when all are done.
+  // Calls f(0) .. f(count - 1) and returns when all have ended. Where some threw, the exception of
+  // the first of them, by number, then goes to the caller. May be called from several threads: one
+  // call then waits for the other. An item that calls the pool that runs it would wait for itself:
+  // std::logic_error.
   template <class F>
   void operator()(std::size_t count, const F& f) const {
     run({[](const void* context, std::size_t i) { (*static_cast<const F*>(context))(i); }, &f,
@@ -50,7 +55,10 @@ class thread_pool {
   };
 
   void run(const job& wanted) const {
+    if (running_ == this)
+      throw std::logic_error("a thread_pool was called by an item that it runs");
     if (wanted.count == 0) return;
+    const std::lock_guard call(calls_);
     {
       const std::lock_guard lock(mutex_);
       job_ = wanted;
@@ -65,6 +73,16 @@ class thread_pool {
     std::unique_lock lock(mutex_);
     open_ = false;
     done_.wait(lock, [this] { return working_ == 0; });
+    if (failure_ != nullptr) std::rethrow_exception(std::exchange(failure_, nullptr));
+  }
+
+  void stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
   }
 
   void work() {
@@ -99,10 +117,26 @@ class thread_pool {
   }
 
   void take_items() const {
-    for (std::size_t i = next_++; i < job_.count; i = next_++) job_.call(job_.context, i);
+    const thread_pool* const outer = std::exchange(running_, this);
+    for (std::size_t i = next_++; i < job_.count; i = next_++) {
+      try {
+        job_.call(job_.context, i);
+      } catch (...) {
+        const std::lock_guard lock(mutex_);
+        if (failure_ == nullptr || i < failed_item_) {
+          failure_ = std::current_exception();
+          failed_item_ = i;
+        }
+      }
+    }
+    running_ = outer;
   }
 
+  // The pool whose items this thread is running.
+  static inline thread_local const thread_pool* running_ = nullptr;
+
   // What a call changes is no part of what the pool is.
+  mutable std::mutex calls_;  // held by the one call
   mutable std::mutex mutex_;
   mutable std::condition_variable wake_;
   mutable std::condition_variable done_;
@@ -111,6 +145,8 @@ class thread_pool {
   mutable std::atomic<std::uint64_t> round_{0};
   mutable std::atomic<int> working_{0};
   mutable bool open_ = false;
+  mutable std::exception_ptr failure_;
+  mutable std::size_t failed_item_ = 0;
   bool stopping_ = false;
   std::vector<std::thread> workers_;
 };

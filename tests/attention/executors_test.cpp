@@ -1,5 +1,5 @@
-// The executors of examples/executors: every item runs once, and attention does not depend on who
-// runs it.
+// The executors of examples/executors: every item runs once, what it throws arrives, and attention
+// does not depend on who runs it.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <set>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -51,6 +53,62 @@ TEST(thread_pool, shares_the_work) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   });
   EXPECT_EQ(std::set<std::thread::id>(who.begin(), who.end()).size(), 3u);
+}
+
+// The first by number, whichever thread threw first, and after the last item; the pool works on.
+TEST(thread_pool, passes_on_the_exception_of_the_first_item_that_threw) {
+  for (const int threads : {1, 2, 4}) {
+    const kvarn_examples::thread_pool pool(threads);
+    for (int call = 0; call < 200; ++call) {
+      std::atomic<int> runs = 0;
+      try {
+        pool(50, [&](std::size_t i) {
+          ++runs;
+          if (i % 10 == 7) throw std::runtime_error(std::to_string(i));
+        });
+        FAIL() << threads << " threads: nothing was thrown";
+      } catch (const std::runtime_error& error) {
+        ASSERT_STREQ(error.what(), "7");
+      }
+      ASSERT_EQ(runs, 50);
+      pool(3, [&](std::size_t) { ++runs; });
+      ASSERT_EQ(runs, 53);
+    }
+  }
+}
+
+// Calls of several threads come one after the other: no item of one while another is under way.
+TEST(thread_pool, may_be_shared_by_threads) {
+  constexpr int callers = 3, calls = 200;
+  const kvarn_examples::thread_pool pool(2);
+  std::atomic<int> under_way = -1, disturbed = 0, runs = 0;
+  std::vector<std::thread> threads;
+  for (int caller = 0; caller < callers; ++caller)
+    threads.emplace_back([&, caller] {
+      for (int call = 0; call < calls; ++call)
+        pool(5, [&](std::size_t) {
+          under_way = caller;
+          std::this_thread::yield();
+          if (under_way != caller) ++disturbed;
+          ++runs;
+        });
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(runs, callers * calls * 5);
+  EXPECT_EQ(disturbed, 0);
+}
+
+TEST(thread_pool, refuses_a_call_by_its_own_item) {
+  for (const int threads : {1, 3}) {
+    const kvarn_examples::thread_pool pool(threads);
+    const kvarn_examples::thread_pool other(2);
+    std::atomic<int> runs = 0;
+    EXPECT_THROW(pool(4, [&](std::size_t) { pool(1, [&](std::size_t) { ++runs; }); }),
+                 std::logic_error);
+    EXPECT_EQ(runs, 0);
+    pool(4, [&](std::size_t) { other(2, [&](std::size_t) { ++runs; }); });
+    EXPECT_EQ(runs, 8);
+  }
 }
 
 // Two KV heads: one step of three queries, cut along chunks, and a prefill of many, cut along rows.

@@ -1,13 +1,17 @@
-// Results come back from files as they went in, and only for the same settings.
+// Results come back from files as they went in, only for the same settings, and to one at a time.
 #include "../../tools/eval/results.hpp"
 
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
+#include <span>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "../../tools/eval/hash.hpp"
 
 namespace {
 
@@ -49,13 +53,91 @@ TEST_F(Results, ComeBack) {
   EXPECT_EQ(files.load_exact(window)->skipped_nll, std::vector<float>{7});
 }
 
-TEST_F(Results, OfOtherSettingsOrDamagedCountAsNone) {
+// What f throws.
+template <class F>
+std::string refusal(const F& f) {
+  try {
+    f();
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST_F(Results, OfOtherSettingsAreRefused) {
   const result_folder files(folder);
   files.save(window, "kivi", result);
+  files.save_exact(window, {{1, 2, 2.5f}, {7}});
   window_key other = window;
   other.settings["window"] = 9;
-  EXPECT_FALSE(files.load(other, "kivi"));
-  EXPECT_FALSE(files.load(window, "tuned_k2v2"));
+  EXPECT_EQ(refusal([&] { files.load(other, "kivi"); })
+                .find((folder / "windows" / "c0.kivi.json").string() +
+                      ": was made with other settings: window is 8 there, 9 here."),
+            0u);
+  // A file of an older version, and one of a newer.
+  other = window;
+  other.settings["model_hash"] = "00ff";
+  EXPECT_NE(
+      refusal([&] { files.load_exact(other); }).find("model_hash is missing there, \"00ff\" here"),
+      std::string::npos);
+  other.settings = {{"window", 8}};
+  EXPECT_NE(
+      refusal([&] { files.load(other, "kivi"); }).find("tokens is \"abc\" there, missing here"),
+      std::string::npos);
+  // Nothing is lost by that, and another order is no other setting.
+  other.settings = {{"tokens", "abc"}, {"window", 8}};
+  EXPECT_TRUE(files.load(other, "kivi"));
+}
+
+TEST_F(Results, AreForgotten) {
+  const result_folder files(folder);
+  files.save(window, "kivi", result);
+  files.save(window, "tuned_k2v2", result);
+  files.save_retrieval("lines20.kivi", {{"sink", 128}}, {20, 300, 20, 17, 0.5});
+  files.forget("c0", "kivi");
+  files.forget("c0", "kitty");  // not there
+  files.forget_retrieval("lines20.kivi");
+  EXPECT_FALSE(files.load(window, "kivi"));
+  EXPECT_TRUE(files.load(window, "tuned_k2v2"));
+  EXPECT_FALSE(files.load_retrieval("lines20.kivi", {{"sink", 128}}));
+}
+
+TEST_F(Results, BelongToOneAtATime) {
+  {
+    const result_folder files(folder);
+    const std::string message = refusal([&] { result_folder{folder}; });
+    EXPECT_EQ(message.find(folder.string() + ": another kvarn-eval is writing its results there"),
+              0u)
+        << message;
+    EXPECT_NO_THROW(result_folder{folder / "another"});
+    files.save(window, "kivi", result);
+  }
+  EXPECT_TRUE(result_folder(folder).load(window, "kivi"));
+  // A folder that cannot be, and one that gives no lock.
+  std::ofstream(folder / "file") << "text";
+  EXPECT_NE(refusal([&] { result_folder{folder / "file"}; }).find("cannot be created"),
+            std::string::npos);
+  std::filesystem::remove(folder / "lock");
+  std::filesystem::create_directory(folder / "lock");
+  EXPECT_EQ(refusal([&] { result_folder{folder}; }).find(folder.string() + ": cannot be locked: "),
+            0u);
+}
+
+// The published values of FNV-1a.
+TEST(Hash, IsFnv1a) {
+  const auto of = [](const std::string& text) {
+    return hash_of(std::as_bytes(std::span(text.data(), text.size())));
+  };
+  EXPECT_EQ(of(""), "cbf29ce484222325");
+  EXPECT_EQ(of("a"), "af63dc4c8601ec8c");
+  EXPECT_EQ(of("foobar"), "85944171f73967e8");
+  const std::vector<int> tokens{97, 70000}, others{70000, 97};
+  EXPECT_NE(hash_of(std::span(tokens)), hash_of(std::span(others)));
+}
+
+TEST_F(Results, DamagedCountAsNone) {
+  const result_folder files(folder);
+  files.save(window, "kivi", result);
   const auto path = folder / "windows" / "c0.kivi.json";
   std::filesystem::resize_file(path, std::filesystem::file_size(path) / 2);
   EXPECT_FALSE(files.load(window, "kivi"));
@@ -98,7 +180,7 @@ TEST_F(Results, OfRetrievalComeBackUnlessDamaged) {
   EXPECT_EQ(back->questions, 20);
   EXPECT_EQ(back->right, 17);
   EXPECT_EQ(back->nll, 0.5);
-  EXPECT_FALSE(files.load_retrieval("lines20.kivi", {{"sink", 64}}));
+  EXPECT_THROW(files.load_retrieval("lines20.kivi", {{"sink", 64}}), std::runtime_error);
   std::ofstream(folder / "windows" / "lines20.kivi.result.json")
       << R"({"settings": {"sink": 128}, "result": {"lines": 20}})";
   EXPECT_FALSE(files.load_retrieval("lines20.kivi", settings));

@@ -18,7 +18,6 @@ class progress_bar {
   void start(const std::string& part);
   void update(double done);                 // of the part, 0 to 1
   void finish(const std::string& message);  // ends the part; the message may be empty
-  void skip() { --parts_; }                 // one part less is to be done
 
  private:
   void draw(double done);

@@ -54,12 +54,41 @@ json json_of(const summary& s) {
           {"perplexity", s.perplexity}, {"exact_perplexity", s.exact_perplexity}};
 }
 
-// Null where there is no such file, or none with these settings.
+// Throws unless both have the same members, in any order.
+void require_equal(const std::filesystem::path& path, const json& there, const json& here) {
+  const auto text = [](const json& settings, const std::string& name) {
+    return settings.contains(name) ? settings.at(name).dump() : "missing";
+  };
+  for (const json* settings : {&here, &there})
+    for (const auto& [name, value] : settings->items())
+      if (!here.contains(name) || !there.contains(name) || here.at(name) != there.at(name))
+        throw std::runtime_error(path.string() + ": was made with other settings: " + name +
+                                 " is " + text(there, name) + " there, " + text(here, name) +
+                                 " here. Take another folder (--out), or let the results of these "
+                                 "windows and methods be computed again (--fresh)");
+}
+
+// Null where there is no such file, or a damaged one. Throws where it has other settings.
 json load_json(const std::filesystem::path& path, const json& settings) {
   std::ifstream file(path);
   json j = json::parse(file, nullptr, false);
-  if (j.is_discarded() || !j.is_object() || j.value("settings", json()) != settings) return nullptr;
+  if (!j.is_object() || !j.contains("settings") || !j.at("settings").is_object()) return nullptr;
+  require_equal(path, j.at("settings"), settings);
   return j;
+}
+
+// The folder, with one for windows in it.
+std::filesystem::path made(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder / "windows", error);
+  if (error) throw std::runtime_error(folder.string() + ": cannot be created: " + error.message());
+  return folder;
+}
+
+void remove_file(const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::remove(path, error);
+  if (error) throw std::runtime_error(path.string() + ": cannot be deleted: " + error.message());
 }
 
 // read(), or nothing where that meets JSON that is not as it was written, or null.
@@ -154,11 +183,8 @@ void write_file(const std::filesystem::path& path, const std::string& text) {
   if (!file || error) throw std::runtime_error(path.string() + ": cannot be written");
 }
 
-result_folder::result_folder(std::filesystem::path folder) : folder_(std::move(folder)) {
-  std::error_code error;
-  std::filesystem::create_directories(folder_ / "windows", error);
-  if (error) throw std::runtime_error(folder_.string() + ": cannot be created: " + error.message());
-}
+result_folder::result_folder(const std::filesystem::path& folder)
+    : folder_(made(folder)), lock_(folder_) {}
 
 std::filesystem::path result_folder::file_of(const std::string& window,
                                              const std::string& method) const {
@@ -220,6 +246,14 @@ void result_folder::save_retrieval(const std::string& name, const json& settings
                                    const retrieval_result& result) const {
   write_file(file_of(name, "result"),
              json{{"settings", settings}, {"result", to_json(result)}}.dump());
+}
+
+void result_folder::forget(const std::string& window, const std::string& method) const {
+  remove_file(file_of(window, method));
+}
+
+void result_folder::forget_retrieval(const std::string& name) const {
+  remove_file(file_of(name, "result"));
 }
 
 json to_json(const evaluation& all) {

@@ -2,7 +2,8 @@
 // report over all of them.
 //
 // FOLDER/windows/WINDOW.METHOD.json holds every score of one method on one window, with the
-// settings that it was made with. FOLDER/report.json and FOLDER/report.csv sum up.
+// settings that it was made with: the model and the text, by hashes too, not the program. Who has
+// changed an encoder computes again. FOLDER/report.json and FOLDER/report.csv sum up.
 #pragma once
 
 #include <filesystem>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "evaluate.hpp"
+#include "folder_lock.hpp"
 #include "method.hpp"
 #include "retrieval.hpp"
 
@@ -43,12 +45,15 @@ struct window_key {
   std::size_t skipped = 0;  // positions before them
 };
 
+// One at a time has a folder.
 class result_folder {
  public:
-  // Creates the folder. Throws std::runtime_error.
-  explicit result_folder(std::filesystem::path folder);
+  // Creates the folder. Throws std::runtime_error where that fails, or another one has it.
+  explicit result_folder(const std::filesystem::path& folder);
 
-  // What is there with the same settings; nothing otherwise. A damaged file counts as none.
+  // What is there; nothing where there is no file, or a damaged one. Throws std::runtime_error that
+  // names the file and the first setting that differs where it was made with other settings: hours
+  // of results are not to be overwritten by mistake.
   std::optional<exact_result> load_exact(const window_key& window) const;
   std::optional<method_result> load(const window_key& window, const std::string& method) const;
   void save_exact(const window_key& window, const exact_result& result) const;
@@ -60,12 +65,17 @@ class result_folder {
   void save_retrieval(const std::string& name, const nlohmann::ordered_json& settings,
                       const retrieval_result& result) const;
 
+  // Deletes a result, if it is there. `method`: "exact" too.
+  void forget(const std::string& window, const std::string& method) const;
+  void forget_retrieval(const std::string& name) const;
+
   const std::filesystem::path& path() const { return folder_; }
 
  private:
   std::filesystem::path file_of(const std::string& window, const std::string& method) const;
 
   std::filesystem::path folder_;
+  folder_lock lock_;
 };
 
 // All that was measured: results[method][window].

@@ -1,6 +1,5 @@
 #include "windows.hpp"
 
-#include <cstdio>
 #include <stdexcept>
 #include <string_view>
 
@@ -56,17 +55,6 @@ std::vector<window> windows_at(const kvarn_engine::tokenizer& vocabulary, const 
     windows.push_back({name, std::move(all)});
   }
   return windows;
-}
-
-std::string hash_of(std::span<const int> tokens) {
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (const int token : tokens) {
-    hash ^= static_cast<std::uint32_t>(token);
-    hash *= 0x100000001b3u;
-  }
-  char text[20];
-  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(hash));
-  return text;
 }
 
 }  // namespace kvarn_eval

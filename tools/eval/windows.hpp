@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -23,8 +22,5 @@ std::vector<window> spread_windows(const kvarn_engine::tokenizer& vocabulary,
 // Windows that start at characters (code points) of the text. Throws where one ends beyond it.
 std::vector<window> windows_at(const kvarn_engine::tokenizer& vocabulary, const std::string& text,
                                const std::vector<std::int64_t>& offsets, int tokens);
-
-// FNV-1a over the ids, as hexadecimal digits.
-std::string hash_of(std::span<const int> tokens);
 
 }  // namespace kvarn_eval
