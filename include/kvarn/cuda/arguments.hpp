@@ -58,9 +58,10 @@ struct replaced_counts {
 
 // One group of tokens of one layer of one sequence, all KV heads: where it comes from and goes to.
 struct encode_group {
-  const void* tokens = nullptr;    // [group][kv_heads][head_dim] by encode_arguments::strides
-  std::byte* page = nullptr;       // cache_format::page_bytes(kv_heads), 16-byte aligned
-  const float* factors = nullptr;  // [kv_heads][head_dim][head_dim], keys of query_aware only
+  const void* tokens = nullptr;  // [group][kv_heads][head_dim] by encode_arguments::strides
+  std::byte* page = nullptr;     // cache_format::page_bytes(kv_heads), 16-byte aligned
+  // [kv_heads][head_dim][head_dim], 16-byte aligned; keys of query_aware only.
+  const float* factors = nullptr;
 };
 
 struct encode_arguments {
@@ -98,7 +99,7 @@ struct decode_arguments {
 // Queries of one layer of one sequence, and the sums that they are added to.
 struct observed_queries {
   const void* queries = nullptr;  // [count][kv_heads * heads][head_dim] by strides
-  float* sums = nullptr;          // [kv_heads][head_dim][head_dim]
+  float* sums = nullptr;          // [kv_heads][head_dim][head_dim], of no other of the call
   int count = 0;                  // tokens
 };
 

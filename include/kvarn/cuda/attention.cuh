@@ -147,14 +147,23 @@ attention_plan plan_attention(const attention_arguments& a) {
   return plan;
 }
 
+inline constexpr int max_grid = 65535;             // blocks of a launch in y and z
+inline constexpr int max_rows = 8 * max_grid + 8;  // of queries, in blocks of at most 8
+
 inline launch_status check_attention(const attention_arguments& a) {
   if (a.count < 0 || a.kv_heads < 1 || a.heads < 1 || a.max_tokens < 1)
     return refuse("count is " + std::to_string(a.count) + ", kv_heads " +
                   std::to_string(a.kv_heads) + ", heads " + std::to_string(a.heads) +
                   ", max_tokens " + std::to_string(a.max_tokens) +
                   "; none may be negative, the last three must be at least 1");
-  if (a.count > 65535)
-    return refuse("count is " + std::to_string(a.count) + "; it must be at most 65535");
+  if (a.count > max_grid)
+    return refuse("count is " + std::to_string(a.count) + "; it must be at most " +
+                  std::to_string(max_grid));
+  const std::int64_t rows = std::int64_t{a.max_tokens} * a.heads;
+  if (rows > max_rows || rows * a.kv_heads > max_rows)
+    return refuse("kv_heads is " + std::to_string(a.kv_heads) + ", heads x max_tokens " +
+                  std::to_string(rows) + "; their product must be at most " +
+                  std::to_string(max_rows));
   if (!(a.softmax_scale > 0.0f))
     return refuse("softmax_scale is " + std::to_string(a.softmax_scale) + "; it must be above 0");
   if (a.count > 0 && a.sequences == nullptr) return refuse("sequences is null");
@@ -195,13 +204,17 @@ launch_status attend(const attention_arguments& arguments, cudaStream_t stream) 
   constexpr std::int64_t all = 1 << 30;
   p.window = static_cast<int>(a.window <= 0 ? all : (std::min)(a.window, all));
   const auto kernel = detail::kernel_for<Format, Policy>(p.block_rows > 4);
-  if (const cudaError_t code = cudaFuncSetAttribute(
-          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes);
-      code != cudaSuccess)
-    return detail::status_of(code);
   const int rows = a.max_tokens * a.heads;
-  const dim3 grid(static_cast<unsigned>(p.splits),
-                  static_cast<unsigned>(a.kv_heads * detail::blocks_of(rows, p.block_rows)),
+  const int row_blocks = a.kv_heads * detail::blocks_of(rows, p.block_rows);
+  if (row_blocks > detail::max_grid)
+    return detail::refuse("kv_heads is " + std::to_string(a.kv_heads) + ", heads x max_tokens " +
+                          std::to_string(rows) + ": " + std::to_string(row_blocks) +
+                          " blocks of queries; allowed are " + std::to_string(detail::max_grid));
+  if (launch_status s =
+          detail::allow_shared_memory(kernel, static_cast<std::size_t>(plan.shared_bytes));
+      !s.ok())
+    return s;
+  const dim3 grid(static_cast<unsigned>(p.splits), static_cast<unsigned>(row_blocks),
                   static_cast<unsigned>(a.count));
   const launch_status s = detail::launch(kernel, grid, 32 * Policy.warps,
                                          static_cast<std::size_t>(plan.shared_bytes), stream, p);

@@ -25,10 +25,7 @@ namespace detail {
 template <class Kernel>
 launch_status launch_decode_kernel(Kernel kernel, const decode_parameters& p, int blocks,
                                    std::size_t shared_bytes, cudaStream_t stream) {
-  if (const cudaError_t code = cudaFuncSetAttribute(
-          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-      code != cudaSuccess)
-    return status_of(code);
+  if (launch_status s = allow_shared_memory(kernel, shared_bytes); !s.ok()) return s;
   kernel<<<static_cast<unsigned>(blocks), block_threads, shared_bytes, stream>>>(p);
   return last_launch();
 }

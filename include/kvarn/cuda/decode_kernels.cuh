@@ -39,7 +39,7 @@ struct decode_parameters {
     const std::size_t offset = layout.kind == tile_kind::key
                                    ? arguments.format.key_offset(head(tile))
                                    : arguments.format.value_offset(head(tile));
-    if (tile >= tiles()) return;
+    if (tile >= tiles() || group.count < 1) return;
     const auto* const record = reinterpret_cast<const float4*>(group.page + offset);
     const int quads = static_cast<int>(layout.record_bytes() / 16);
 #pragma unroll 1

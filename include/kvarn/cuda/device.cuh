@@ -19,8 +19,11 @@ namespace detail {
 
 inline constexpr unsigned all_lanes = 0xffffffffu;
 
+// An error is reported here and forgotten: the launch behind it does not take it for its own.
 inline launch_status status_of(cudaError_t code) {
-  return {code, code == cudaSuccess ? std::string() : std::string(cudaGetErrorString(code))};
+  if (code == cudaSuccess) return {};
+  cudaGetLastError();
+  return {code, cudaGetErrorString(code)};
 }
 
 // The status of the launch just made.
@@ -52,7 +55,35 @@ inline int device_attribute(cudaDeviceAttr attribute) {
   return value;
 }
 
-// Starts a kernel that calls wait_for_kernels_before, on devices that can while the kernel in front
+// Lets blocks of a kernel have so many bytes of shared memory beside its static arrays; refuses
+// what the device does not have.
+template <class Kernel>
+launch_status allow_shared_memory(Kernel kernel, std::size_t bytes) {
+  const launch_status s = status_of(cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+  if (s.code != cudaErrorInvalidValue) return s;
+  return refuse("a block of the kernel takes " + std::to_string(bytes) +
+                " bytes of shared memory beside its static arrays; the device allows " +
+                std::to_string(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)));
+}
+
+// Whether the current device runs code in which wait_for_kernels_before waits: it takes that of the
+// highest architecture up to its own.
+inline bool kernels_can_wait() {
+  constexpr int waiting = 900;
+#if defined(__CUDA_ARCH_LIST__)
+  constexpr int compiled[] = {__CUDA_ARCH_LIST__};
+#else
+  constexpr int compiled[] = {waiting};
+#endif
+  const int device = 100 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
+                     10 * device_attribute(cudaDevAttrComputeCapabilityMinor);
+  for (const int architecture : compiled)
+    if (architecture >= waiting && architecture <= device) return true;
+  return false;
+}
+
+// Starts a kernel that calls wait_for_kernels_before, where it can wait while the kernel in front
 // of it ends.
 template <class Kernel, class Parameters>
 launch_status launch(Kernel kernel, dim3 grid, int threads, std::size_t shared_bytes,
@@ -66,7 +97,7 @@ launch_status launch(Kernel kernel, dim3 grid, int threads, std::size_t shared_b
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &attribute;
-  config.numAttrs = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 1 : 0;
+  config.numAttrs = kernels_can_wait() ? 1 : 0;
   return status_of(cudaLaunchKernelEx(&config, kernel, parameters));
 }
 

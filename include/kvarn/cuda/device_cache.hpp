@@ -57,8 +57,9 @@ class device_cache : public cache_base<device_state<T>> {
   using base::is_live;
 
   // An empty cache on the current device, or what is wrong. Takes all device memory at once: pages
-  // (or config.pages, device memory), exact_memory bytes for exact rows, and little more;
-  // config.memory is for tables in host memory. `factors`: encoder::query_aware needs them, copied.
+  // (or config.pages, 16-byte aligned device memory), exact_memory bytes for exact rows, and little
+  // more; config.memory is for tables in host memory. `factors`: encoder::query_aware needs them,
+  // copied.
   static result<device_cache> make(const cache_config& config, const cache_launchers& launchers,
                                    const query_factors* factors = nullptr,
                                    const device_cache_options& options = {}) {
@@ -74,6 +75,9 @@ class device_cache : public cache_base<device_state<T>> {
         launchers.encode == nullptr || launchers.encode_workspace_bytes == nullptr)
       return status{error_code::invalid_argument,
                     "a launcher is null; take them from cache_launchers_of_device()"};
+    if (reinterpret_cast<std::uintptr_t>(config.pages.data()) % 16 != 0)
+      return status{error_code::invalid_argument,
+                    "pages do not begin at a multiple of 16 bytes; those of a device must"};
     if (options.seal_tiles < 1 || options.seal_tiles > (1 << 20))
       return base::bad_value("seal_tiles", options.seal_tiles, "allowed are 1 to 1048576");
     return or_out_of_memory([&]() -> result<device_cache> {

@@ -22,9 +22,11 @@
 namespace kvarn::cuda {
 inline namespace KVARN_ISA_NAMESPACE {
 
-// Ok, or device_failure with what was tried and the runtime's words.
+// Ok, or device_failure with what was tried and the runtime's words. An error is reported here and
+// forgotten: the launch behind it does not take it for its own.
 inline status status_of(cudaError_t code, const char* what) {
   if (code == cudaSuccess) return {};
+  cudaGetLastError();
   return {error_code::device_failure, std::string(what) + ": " + cudaGetErrorString(code)};
 }
 inline status status_of(const launch_status& launched, const char* what) {

@@ -97,10 +97,7 @@ inline int encode_blocks_in_workspace() {
 template <class Shape, tile_kind Kind, encoder Method>
 launch_status launch_encoding(const encode_plan& plan, cudaStream_t stream) {
   const auto kernel = encode_kernel<Shape, Kind, Method>;
-  if (const cudaError_t code = cudaFuncSetAttribute(
-          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(plan.shared_bytes));
-      code != cudaSuccess)
-    return status_of(code);
+  if (launch_status s = allow_shared_memory(kernel, plan.shared_bytes); !s.ok()) return s;
   const encode_arguments& a = plan.parameters.arguments;
   std::int64_t blocks = std::int64_t{a.count} * a.kv_heads;
   if (plan.workspace_per_block != 0)

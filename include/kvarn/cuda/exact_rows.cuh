@@ -104,17 +104,13 @@ inline launch_status append(const append_arguments& a, cudaStream_t stream) {
   const int dim = (std::max)(a.key_head_dim, a.value_head_dim);
   const std::size_t shared_bytes =
       sizeof(float) * detail::token_buffer_floats(dim, detail::append_batch);
-  if (const cudaError_t code = cudaFuncSetAttribute(detail::append_kernel<detail::block_threads>,
-                                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                    static_cast<int>(shared_bytes));
-      code != cudaSuccess)
-    return detail::status_of(code);
+  const auto kernel = detail::append_kernel<detail::block_threads>;
+  if (launch_status s = detail::allow_shared_memory(kernel, shared_bytes); !s.ok()) return s;
   const std::int64_t vectors = std::int64_t{a.max_tokens} * a.kv_heads;
   const dim3 grid(
       static_cast<unsigned>((vectors + detail::append_batch - 1) / detail::append_batch), 2,
       static_cast<unsigned>(a.count));
-  return detail::launch(detail::append_kernel<detail::block_threads>, grid, detail::block_threads,
-                        shared_bytes, stream, p);
+  return detail::launch(kernel, grid, detail::block_threads, shared_bytes, stream, p);
 }
 
 inline launch_status copy_rows(const row_copy* copies, int count, cudaStream_t stream) {

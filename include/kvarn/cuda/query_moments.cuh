@@ -226,10 +226,7 @@ launch_status launch_observing(const observe_arguments& arguments, std::size_t b
                              vectors_at_once(arguments.head_dim)};
   const std::size_t shared_bytes =
       sizeof(float) * (batch_floats + static_cast<std::size_t>(p.batch * p.query_floats()));
-  if (const cudaError_t code = cudaFuncSetAttribute(
-          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-      code != cudaSuccess)
-    return status_of(code);
+  if (launch_status s = allow_shared_memory(kernel, shared_bytes); !s.ok()) return s;
   const int blocks = (arguments.head_dim + 63) / 64;
   const dim3 grid(
       static_cast<unsigned>(arguments.count) * static_cast<unsigned>(arguments.kv_heads),
