@@ -97,6 +97,8 @@
 #define KVARN_ISA_B bwvl
 #elif defined(__AVXVNNI__)
 #define KVARN_ISA_B avxvnni
+#elif defined(__ARM_FEATURE_SVE2)
+#define KVARN_ISA_B sve2
 #elif defined(__ARM_FEATURE_SVE)
 #define KVARN_ISA_B sve
 #elif defined(__ARM_FEATURE_DOTPROD)

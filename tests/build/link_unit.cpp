@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <kvarn/cache/cache_file.hpp>
 #include <kvarn/kvarn.hpp>
+#include <span>
 #include <sstream>
 #include <vector>
 
@@ -91,6 +92,12 @@ std::uint64_t LINK_UNIT() {
     cache.attend(each, 0, query, {.softmax_scale = 0.125f}, workspace).or_throw();
     for (const float x : out) add(kvarn::bits_of(x));
   }
+  const kvarn::cache_queries<float, float> queries[] = {query, query};
+  cache
+      .attend(ids, 0, std::span<const kvarn::cache_queries<float, float>>(queries),
+              {.softmax_scale = 0.125f}, workspace, kvarn::serial_executor{})
+      .or_throw();
+  for (const float x : out) add(kvarn::bits_of(x));
   std::stringstream file;
   kvarn::save_sequences(cache, ids, file).or_throw();
   kvarn::save_moments(*cache.statistics(id), file).or_throw();

@@ -13,6 +13,8 @@
 
 namespace kvarn {
 
+inline namespace KVARN_ISA_NAMESPACE {
+
 // One KV head of one sequence. Attends from every query to the memory: writes value_head_dim
 // channels per query to `out`, in the order of the queries, and the log of the sum of exponentiated
 // logits in nats to `lse` unless it is null. A query that sees nothing gets zeros and -infinity.
@@ -74,8 +76,6 @@ struct serial_executor {
     for (std::size_t i = 0; i < count; ++i) f(i);
   }
 };
-
-inline namespace KVARN_ISA_NAMESPACE {
 
 namespace detail {
 
