@@ -323,8 +323,14 @@ TEST(KvCache, RefusedCallsSayWhy) {
          "query tokens is 11; layer 0 has 10 tokens; append to this layer first, or give a "
          "position");
   q.tokens = 1;
-  expect(c.cache.attend(id, 0, q, {}, c.workspace),
-         "softmax_scale must be given: a positive number");
+  for (const float scale : {0.0f, -1.0f, 2e6f, std::numeric_limits<float>::infinity(),
+                            std::numeric_limits<float>::quiet_NaN()})
+    expect(c.cache.attend(id, 0, q, {.softmax_scale = scale}, c.workspace),
+           "softmax_scale must be given: a positive number up to 1e6");
+  q.tokens = 1 << 30;  // times 4 query heads: more rows than an int counts
+  expect(c.cache.attend(id, 0, q, {.softmax_scale = 1.0f}, c.workspace),
+         "query tokens is 1073741824; allowed are 0 to 536870911");
+  q.tokens = 1;
   const std::string positions = "; allowed are 0 to 4611686018427387904";
   for (const std::int64_t window : {std::int64_t{-1}, kvarn::max_position + 1})
     expect(c.cache.attend(id, 0, q, {.softmax_scale = 1.0f, .window = window}, c.workspace),

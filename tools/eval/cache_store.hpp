@@ -2,6 +2,7 @@
 // packed pages.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -40,8 +41,8 @@ class cache_store : public measured_memory {
     const auto& table = memory_.cache().table();
     if (table.is_exact_layer(layer)) return {};
     const auto extent = table.extent(memory_.id(), layer);
-    return {static_cast<std::size_t>(extent.sink_count),
-            static_cast<std::size_t>(extent.tail_position)};
+    const auto end = static_cast<std::size_t>((std::min)(extent.length, extent.tail_position));
+    return {(std::min)(static_cast<std::size_t>(extent.sink_count), end), end};
   }
 
   void reconstruct(int layer, int head, kvarn::tile_kind kind,

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "../../examples/engine/dense.hpp"
@@ -39,6 +41,10 @@ exact_run::exact_run(kvarn_engine::transformer& model, const layout& l, std::vec
       store_(std::make_unique<row_store>(model.config(), l, nullptr,
                                          static_cast<int>(tokens_.size()), nullptr, pool, true)) {
   const auto vocabulary = static_cast<std::size_t>(model.config().vocabulary);
+  for (const int token : tokens_)
+    if (token < 0 || static_cast<std::size_t>(token) >= vocabulary)
+      throw std::runtime_error("the text has token " + std::to_string(token) + "; the model has " +
+                               std::to_string(vocabulary));
   hidden_.reserve(tokens_.size() * static_cast<std::size_t>(model.config().hidden));
   std::vector<float> logits, nll(tokens_.size() - 1);
   model.prefill(tokens_, l.group, *store_, [&](std::size_t first, std::span<const float> hidden) {

@@ -32,6 +32,9 @@ row_store::row_store(const kvarn_engine::model_config& model, const layout& l, c
       pool_(&pool),
       keeps_queries_(keep_queries),
       rows_(model, most_tokens, keep_queries) {
+  kvarn::validate(
+      kvarn::cache_format{.key_head_dim = model.head_dim, .value_head_dim = model.head_dim})
+      .or_throw();
   if (method_ == nullptr) return;
   policy_ = policy_of(*method_, layout_);
   for (const auto kind : {kvarn::tile_kind::key, kvarn::tile_kind::value})

@@ -219,6 +219,7 @@ struct cache_state {
                      const attention_options& options, const Groups& groups,
                      const Visit& visit) const {
     const sequence_extent extent = table.extent(id, layer);
+    if (q.tokens == 0) return;
     const auto pages = table.pages(id).first(static_cast<std::size_t>(extent.page_count));
     const int kv_heads = storage.shape().kv_heads;
     const int shared = query_heads / kv_heads;

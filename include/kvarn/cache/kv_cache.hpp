@@ -185,6 +185,8 @@ class kv_cache : public cache_base<cache_state<T>> {
                        const attention_options& options) const {
     if (status bad = check(id, layer); !bad.ok()) return bad;
     if (q.tokens < 0) return bad_value("query tokens", q.tokens, "it must not be negative");
+    if (const int most = std::numeric_limits<int>::max() / s().query_heads; q.tokens > most)
+      return bad_value("query tokens", q.tokens, message_of({"allowed are 0 to ", most}));
     if (q.position < -1 || q.position > max_position)
       return bad_value("query position", q.position,
                        message_of({"allowed are 0 to ", max_position}));
@@ -199,8 +201,10 @@ class kv_cache : public cache_base<cache_state<T>> {
       if (q.queries.data == nullptr) return null_data("queries");
       if (q.out.data == nullptr) return null_data("out");
     }
-    if (!(options.softmax_scale > 0.0f))
-      return {error_code::invalid_argument, "softmax_scale must be given: a positive number"};
+    // All that it multiplies stays finite.
+    if (!(options.softmax_scale > 0.0f && options.softmax_scale <= 1e6f))
+      return {error_code::invalid_argument,
+              "softmax_scale must be given: a positive number up to 1e6"};
     return {};
   }
 };
