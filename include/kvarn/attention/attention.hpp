@@ -70,7 +70,7 @@ struct attention_queries {
 };
 
 struct attention_options {
-  float softmax_scale = 0.0f;          // most often 1/sqrt(key head_dim)
+  float softmax_scale = 0.0f;          // above 0; most often 1/sqrt(key head_dim)
   float logit_soft_cap = 0.0f;         // cap * tanh(logit / cap); 0: none
   std::int64_t window = 0;             // tokens a query sees, itself and those before it; 0: all
   const float* sink_logits = nullptr;  // one per query head: joins the softmax without a value

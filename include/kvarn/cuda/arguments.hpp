@@ -18,6 +18,9 @@
 
 namespace kvarn::cuda {
 
+// Blocks of a launch in y or z: the most sequences, or copies of rows, of one call.
+inline constexpr int max_grid = 65535;
+
 // What a launcher returns: a CUDA error, or cudaErrorInvalidValue for an argument that no kernel
 // takes; the message names the value and what is allowed. Launchers neither allocate device memory
 // nor synchronise, and can be captured in a graph.

@@ -147,7 +147,6 @@ attention_plan plan_attention(const attention_arguments& a) {
   return plan;
 }
 
-inline constexpr int max_grid = 65535;             // blocks of a launch in y and z
 inline constexpr int max_rows = 8 * max_grid + 8;  // of queries, in blocks of at most 8
 
 inline launch_status check_attention(const attention_arguments& a) {
@@ -206,10 +205,10 @@ launch_status attend(const attention_arguments& arguments, cudaStream_t stream) 
   const auto kernel = detail::kernel_for<Format, Policy>(p.block_rows > 4);
   const int rows = a.max_tokens * a.heads;
   const int row_blocks = a.kv_heads * detail::blocks_of(rows, p.block_rows);
-  if (row_blocks > detail::max_grid)
+  if (row_blocks > max_grid)
     return detail::refuse("kv_heads is " + std::to_string(a.kv_heads) + ", heads x max_tokens " +
                           std::to_string(rows) + ": " + std::to_string(row_blocks) +
-                          " blocks of queries; allowed are " + std::to_string(detail::max_grid));
+                          " blocks of queries; allowed are " + std::to_string(max_grid));
   if (launch_status s =
           detail::allow_shared_memory(kernel, static_cast<std::size_t>(plan.shared_bytes));
       !s.ok())

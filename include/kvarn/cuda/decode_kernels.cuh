@@ -26,7 +26,7 @@ struct decode_parameters {
     return arguments.groups[tile / arguments.kv_heads];
   }
   // Starts to copy the description of a tile's group, or its record, to shared memory; nothing
-  // behind the last tile.
+  // behind the last tile, no record of an empty group.
   __device__ void copy_group(int tile, decode_group* shared) const {
     constexpr int words = sizeof(decode_group) / 8;
     const int i = static_cast<int>(threadIdx.x);

@@ -43,14 +43,14 @@ class device_batch {
  public:
   // `layers`: of the cache.
   static result<device_batch> make(int layers, const batch_bounds& bounds) {
-    if (bounds.sequences < 1 || bounds.sequences > 65535 || bounds.tokens < 1 || bounds.pages < 0 ||
-        bounds.list < 0 || bounds.tail < 0 || layers < 1)
+    if (bounds.sequences < 1 || bounds.sequences > max_grid || bounds.tokens < 1 ||
+        bounds.pages < 0 || bounds.list < 0 || bounds.tail < 0 || layers < 1)
       return status{error_code::invalid_argument,
-                    "bounds are " + std::to_string(bounds.sequences) + " sequences (1 to 65535), " +
-                        std::to_string(bounds.tokens) + " tokens (at least 1), " +
-                        std::to_string(bounds.pages) + " pages, a list of " +
-                        std::to_string(bounds.list) + ", a tail of " + std::to_string(bounds.tail) +
-                        " (not negative)"};
+                    "bounds are " + std::to_string(bounds.sequences) + " sequences (1 to " +
+                        std::to_string(max_grid) + "), " + std::to_string(bounds.tokens) +
+                        " tokens (at least 1), " + std::to_string(bounds.pages) +
+                        " pages, a list of " + std::to_string(bounds.list) + ", a tail of " +
+                        std::to_string(bounds.tail) + " (not negative)"};
     return or_out_of_memory([&]() -> result<device_batch> {
       device_batch batch(bounds);
       if (batch.bounds_.list == 0)

@@ -93,10 +93,11 @@ KVARN_KERNEL void __launch_bounds__(Threads) copy_rows_kernel(const row_copy* co
 inline launch_status append(const append_arguments& a, cudaStream_t stream) {
   const cache_format format{.key_head_dim = a.key_head_dim, .value_head_dim = a.value_head_dim};
   if (const status s = validate(format); !s.ok()) return detail::refuse(s.message());
-  if (a.kv_heads < 1 || a.count < 0 || a.count > 65535 || a.max_tokens < 1)
+  if (a.kv_heads < 1 || a.count < 0 || a.count > max_grid || a.max_tokens < 1)
     return detail::refuse("kv_heads is " + std::to_string(a.kv_heads) + ", count " +
                           std::to_string(a.count) + ", max_tokens " + std::to_string(a.max_tokens) +
-                          "; count may be 0 to 65535, the others must be at least 1");
+                          "; count may be 0 to " + std::to_string(max_grid) +
+                          ", the others must be at least 1");
   if (a.count == 0) return {};
   if (a.sequences == nullptr) return detail::refuse("sequences is null");
   const detail::append_parameters p{a, detail::rotation_unit(a.key_head_dim, a.rotate_keys),
@@ -114,8 +115,9 @@ inline launch_status append(const append_arguments& a, cudaStream_t stream) {
 }
 
 inline launch_status copy_rows(const row_copy* copies, int count, cudaStream_t stream) {
-  if (count < 0 || count > 65535)
-    return detail::refuse("count is " + std::to_string(count) + "; allowed are 0 to 65535");
+  if (count < 0 || count > max_grid)
+    return detail::refuse("count is " + std::to_string(count) + "; allowed are 0 to " +
+                          std::to_string(max_grid));
   if (count == 0) return {};
   detail::copy_rows_kernel<detail::block_threads>
       <<<dim3(detail::copy_blocks, static_cast<unsigned>(count)), detail::block_threads, 0,
