@@ -70,6 +70,23 @@ TEST(CacheThreads, DifferentSequencesAtOnce) {
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(results[0][i], results[1][i]) << i;
 }
 
+// Its slot belongs to another thread's sequences by now.
+TEST(CacheThreads, AHandleOfAFreedSequenceStaysRefused) {
+  auto config = small_config();
+  config.max_sequences = 1;
+  test_cache<> c(config);
+  const auto gone = c.create();
+  ASSERT_TRUE(c.cache.free(gone).ok());
+  std::thread other([&c] {
+    for (int i = 0; i < 2000; ++i) EXPECT_TRUE(c.cache.free(c.create()).ok());
+  });
+  for (int i = 0; i < 2000; ++i) {
+    EXPECT_FALSE(c.cache.is_live(gone));
+    EXPECT_EQ(c.cache.commit(gone).code(), kvarn::error_code::invalid_argument);
+  }
+  other.join();
+}
+
 TEST(CacheThreads, AnExecutorOfThreadsSealsAndAttends) {
   auto config = small_config();
   test_cache<> c(config);

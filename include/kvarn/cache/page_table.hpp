@@ -10,10 +10,12 @@
 //
 // A page belongs to every sequence that lists it, and each says how many of its tokens count.
 // Sequences may be used from different threads, one thread a sequence at a time; fork counts as use
-// of both. What they share (free lists, reference counts) is behind a mutex.
+// of both. What they share (free lists, reference counts) is behind a mutex. Any id may be asked
+// about at any time.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory_resource>
@@ -312,8 +314,9 @@ class page_table {
 
  private:
   struct sequence {
-    std::uint32_t generation = 0;
-    bool live = false;
+    // Atomic: who asks about a sequence that is gone may meet the one that has its slot now.
+    std::atomic<std::uint32_t> generation{0};
+    std::atomic<bool> live{false};
     std::int64_t committed = 0;
     std::int64_t first = 0;
     std::pmr::vector<sealed_page> pages;
