@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory_resource>
 #include <new>
@@ -10,6 +12,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "support.hpp"
@@ -158,6 +161,50 @@ TEST(CacheMemory, AnAccountNeverTakesMoreThanItsLimit) {
   EXPECT_EQ(counter.peak, 100u);
   account.deallocate(rest, 40, 8);
   account.deallocate(most, 60, 8);
+}
+
+// Both ask for more than half, and an allocation takes until both may be under way: one gets it,
+// and what lies below never gives both.
+TEST(CacheMemory, OfTwoThreadsOneGetsWhatFits) {
+  class slow_resource final : public std::pmr::memory_resource {
+   public:
+    std::atomic<int> given = 0;
+    std::atomic<int> most_given = 0;
+
+   private:
+    void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+      ++given;
+      const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(2);
+      while (given < 2 && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+      most_given = std::max(most_given.load(), given.load());
+      return std::pmr::new_delete_resource()->allocate(bytes, alignment);
+    }
+    void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {
+      --given;
+      std::pmr::new_delete_resource()->deallocate(memory, bytes, alignment);
+    }
+    bool do_is_equal(const memory_resource& other) const noexcept override {
+      return this == &other;
+    }
+  };
+  slow_resource upstream;
+  kvarn::memory_account account(&upstream, 100);
+  for (int round = 0; round < 100; ++round) {
+    void* got[2] = {};
+    std::thread other([&] { got[1] = account.try_allocate(60, 8); });
+    got[0] = account.try_allocate(60, 8);
+    other.join();
+    ASSERT_NE(got[0] == nullptr, got[1] == nullptr) << "round " << round;
+    ASSERT_EQ(account.bytes(), 60u);
+    account.deallocate(got[0] != nullptr ? got[0] : got[1], 60, 8);
+  }
+  EXPECT_EQ(upstream.most_given, 1);
+}
+
+TEST(CacheMemory, AFailedAllocationIsNotCounted) {
+  kvarn::memory_account account(std::pmr::null_memory_resource(), 100);
+  EXPECT_THROW((void)account.try_allocate(60, 8), std::bad_alloc);
+  EXPECT_EQ(account.bytes(), 0u);
 }
 
 TEST(CacheMemory, BudgetsAndCapacities) {

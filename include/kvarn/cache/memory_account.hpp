@@ -33,11 +33,16 @@ class memory_account final : public std::pmr::memory_resource {
 
   // Null where the limit forbids it.
   void* try_allocate(std::size_t bytes, std::size_t alignment) {
-    if (limit_ != 0 && (bytes > limit_ || this->bytes() > limit_ - bytes)) return nullptr;
-    void* const memory = allocate(bytes, alignment);
-    if (limit_ == 0 || this->bytes() <= limit_) return memory;
-    deallocate(memory, bytes, alignment);  // another thread was faster
-    return nullptr;
+    // Counted before they are there: of two threads at once one gets what fits.
+    const std::size_t limit = limit_ != 0 ? limit_ : ~std::size_t{0};
+    std::size_t now = this->bytes();
+    do {
+      if (bytes > limit || now > limit - bytes) return nullptr;
+    } while (!bytes_.compare_exchange_weak(now, now + bytes, std::memory_order_relaxed));
+    uncount_on_failure counted{this, bytes};
+    void* const memory = upstream_->allocate(bytes, alignment);
+    counted.account = nullptr;
+    return memory;
   }
 
   // Counts memory that comes from elsewhere.
@@ -45,6 +50,14 @@ class memory_account final : public std::pmr::memory_resource {
   void subtract(std::size_t bytes) noexcept { bytes_.fetch_sub(bytes, std::memory_order_relaxed); }
 
  private:
+  struct uncount_on_failure {
+    memory_account* account;
+    std::size_t bytes;
+    ~uncount_on_failure() {
+      if (account != nullptr) account->subtract(bytes);
+    }
+  };
+
   void* do_allocate(std::size_t bytes, std::size_t alignment) override {
     void* const memory = upstream_->allocate(bytes, alignment);
     add(bytes);
