@@ -301,6 +301,7 @@ TEST(KvCache, RefusedCallsSayWhy) {
          "here");
   expect(c.cache.truncate(id, 11), "position is 11; allowed are 0 to 10");
   expect(c.cache.fork(id, 11).why(), "position is 11; allowed are 0 to 10");
+  expect(c.cache.fork(id, -2).why(), "position is -2; allowed are 0 to 10");
   expect(c.cache.commit(id, 1), "tokens to commit is 1; every layer has 0 that are not committed");
   expect(c.cache.drop_oldest(id, 1), "pages to drop is 1; the sequence has 0 sealed pages");
   expect(c.cache.seal(id, -1, c.workspace).why(), "tiles to seal is -1; it must not be negative");

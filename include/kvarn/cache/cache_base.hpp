@@ -52,7 +52,7 @@ class cache_base {
   // share pages and rows until one of them changes.
   result<sequence_id> fork(sequence_id id, std::int64_t position = -1) {
     if (status bad = check(id); !bad.ok()) return bad;
-    if (position < 0) position = s().table.committed(id);
+    if (position == -1) position = s().table.committed(id);
     if (status bad = check_position(id, position); !bad.ok()) return bad;
     return or_out_of_memory([&] { return s().fork(id, position); });
   }
