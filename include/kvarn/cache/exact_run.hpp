@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <utility>
 
@@ -14,6 +15,9 @@
 #include "memory_account.hpp"
 
 namespace kvarn {
+
+// Rows of one run. Two such numbers, and what a run grows to, still fit an int.
+inline constexpr int max_exact_rows = std::numeric_limits<int>::max() / 2;
 
 // What one token has in one layer.
 struct row_shape {
@@ -93,13 +97,14 @@ class exact_run {
 
   // Room for `more` rows behind those there are, in memory of this copy alone. False where the
   // account's limit forbids it; then nothing has changed. `tight`: no room beyond; else new memory
-  // has room for `least` rows if it can be had.
+  // has room for `least` rows if it can be had. Precondition: at most max_exact_rows in all.
   bool reserve(const row_shape& shape, account& memory, int more, bool tight = false,
                int least = 0) {
     if (more == 0) return true;
+    KVARN_ASSERT(more <= max_exact_rows - count_);
     const int need = count_ + more;
     if (rows_.is_sole()) {
-      if (begin_ + need <= rows_->capacity) return true;
+      if (need <= rows_->capacity - begin_) return true;
       // Moving rows down is cheap where it frees many.
       if (Space::moves_down && need <= rows_->capacity && begin_ >= count_ / 4) {
         copy_rows(shape, *rows_.get(), *rows_.get());
@@ -134,7 +139,7 @@ class exact_run {
   // Gives back memory where more than half, and more than `slack` rows, are unused, if the smaller
   // memory can be had.
   void shrink(const row_shape& shape, account& memory, int slack) {
-    if (!rows_.is_sole() || rows_->capacity <= 2 * count_ + slack) return;
+    if (!rows_.is_sole() || rows_->capacity - count_ <= count_ + slack) return;
 #if KVARN_EXCEPTIONS
     try {
       reallocate(shape, memory, rounded_up(count_));
