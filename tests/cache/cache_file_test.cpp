@@ -239,27 +239,37 @@ TEST_F(CacheFileHostile, CountsAndNumbersWithChecksumsThatFit) {
   const auto in_sequence = [&](const char* name, std::uint64_t value, const std::string& message) {
     expect_refused(walker.changed(sequence, walker.sequence.at(name), value), message);
   };
-  in_sequence("length", ~std::uint64_t{0}, "numbers out of range");
-  in_sequence("length", std::uint64_t{1} << 40, "more exact tokens than can be");
+  in_sequence("length", ~std::uint64_t{0},
+              "sequence 0: its length is 18446744073709551615; allowed are 0 to "
+              "4611686018427387904");
+  in_sequence("length", (std::uint64_t{1} << 62) + 1, "its length is 4611686018427387905");
+  for (const int bits : {31, 40, 62})
+    in_sequence("length", std::uint64_t{1} << bits,
+                "sequence 0: a layer has " + std::to_string((std::uint64_t{1} << bits) - 5) +
+                    " exact tokens behind the sink; allowed are 0 to 1073741823");
   in_sequence("length", std::uint64_t{1} << 29, " x 512 bytes are needed");
-  in_sequence("length", 5 + 64 * 2 - 1, "more tokens than its length");
-  in_sequence("first", 4, "a first position that is out of range");
-  in_sequence("first", 1 << 20, "a first position that is out of range");
-  in_sequence("first", 6, "pages that do not follow");
+  in_sequence("length", 5 + 64 * 2 - 1, "its pages end at position 133, its length is 132");
+  in_sequence("first", 4, "its first position behind the sink is 4; allowed are 5 to 142");
+  in_sequence("first", 1 << 20, "behind the sink is 1048576; allowed are 5 to 142");
+  in_sequence("first", ~std::uint64_t{0}, "is 18446744073709551615; allowed are 5 to 142");
+  in_sequence("first", 6, "the position of entry 0 is 5; it must be 6");
   in_sequence("pages", 0xffffffff, "4294967295 x 16 bytes are needed");
-  in_sequence("has moments", 2, "numbers out of range");
+  in_sequence("has moments", 2, "has moments is 2; allowed are 0 and 1");
 
-  const auto in_entry = [&](const char* name, std::uint64_t value, const std::string& message) {
+  const auto in_entry = [&](const char* name, std::uint64_t value, const std::string& message,
+                            std::size_t entry = 0) {
     auto field = walker.entry.at(name);
-    field.offset += walker.sequence.size();
-    expect_refused(walker.changed(sequence, field, value), message);
+    field.offset += walker.sequence.size() + entry * walker.entry.size();
+    expect_refused(walker.changed(sequence, field, value), "sequence 0: " + message);
   };
-  in_entry("position", 6, "pages that do not follow");
-  in_entry("page", 3, "a page that is not in the file");
-  in_entry("page", 0xffffffff, "a page that is not in the file");
-  in_entry("count", 0, "a page with a wrong count");
-  in_entry("count", 65, "a page with a wrong count");
-  in_entry("count", 0x80000000, "a page with a wrong count");
+  in_entry("position", 6, "the position of entry 0 is 6; it must be 5");
+  in_entry("position", ~std::uint64_t{0}, "the position of entry 0 is -1; it must be 5");
+  in_entry("page", 3, "the page of entry 0 is 3; the file has 3");
+  in_entry("page", 0xffffffff, "the page of entry 0 is -1; the file has 3");
+  in_entry("page", 0, "the page of entry 1 is 0, as that of an entry before", 1);
+  in_entry("count", 0, "the count of entry 0 is 0; allowed are 1 to 64");
+  in_entry("count", 65, "the count of entry 0 is 65; allowed are 1 to 64");
+  in_entry("count", 0x80000000, "the count of entry 0 is -2147483648; allowed are 1 to 64");
 
   const auto layout =
       kvarn::parse_format_id(walker.number(walker.header.size(), 8)).value().key_layout();
@@ -270,6 +280,33 @@ TEST_F(CacheFileHostile, CountsAndNumbersWithChecksumsThatFit) {
                  "an exact row is not finite");
   expect_refused(walker.changed(walker.find("query moments"), {8, 4}, 0x7f800000),
                  "query moment sum 0 is not finite");
+}
+
+// The last position that a query may have is the last of a sequence too.
+TEST(CacheFile, PositionsEnd) {
+  test_cache<> c(small_config());
+  const auto id = c.create();
+  c.append(id, seeds(0, 5));
+  // A sequence that was shifted so far: its sink, and nothing behind it.
+  const auto length = static_cast<std::uint64_t>(kvarn::max_position) - 3;
+  std::string file = save(c, {id});
+  for (const char* field : {"first", "length"}) {
+    const file_walker walker(file);
+    file = walker.changed(walker.find("sequence"), walker.sequence.at(field), length);
+  }
+  const auto far = restore(c, file).value()[0];
+  EXPECT_EQ(c.cache.length(far), kvarn::max_position - 3);
+  EXPECT_EQ(c.cache.sealable(far, kvarn::max_position), kvarn::max_position / 64);
+  const auto tokens = kvarn_test::token_tensor(seeds(0, 4), 0, 2, 0, 64);
+  const auto view = kvarn::token_major(tokens.data(), 2, 64);
+  EXPECT_EQ(c.cache.append(far, 0, view, view, 4).message(),
+            "tokens is 4; allowed are 0 to 3: a tail has at most 1073741823, a sequence "
+            "4611686018427387904");
+  c.append(far, seeds(5, 3));
+  EXPECT_EQ(c.cache.length(far), kvarn::max_position);
+  for (int layer = 0; layer < 2; ++layer) EXPECT_LT(c.error(far, layer), 1e-3);
+  EXPECT_EQ(c.cache.append(far, 0, view, view, 1).code(), error_code::invalid_argument);
+  EXPECT_EQ(c.cache.length(c.cache.fork(far).value()), kvarn::max_position);
 }
 
 TEST_F(CacheFileHostile, WithoutRoom) {

@@ -310,6 +310,9 @@ TEST(KvCache, RefusedCallsSayWhy) {
   const auto view = kvarn::token_major(x.data(), 2, 64);
   expect(c.cache.append(id, 2, view, view, 1), "layer is 2; allowed are 0 to 1");
   expect(c.cache.append(id, 0, view, view, -1), "tokens is -1; it must not be negative");
+  expect(c.cache.append(id, 0, view, view, kvarn::max_exact_rows),
+         "tokens is 1073741823; allowed are 0 to 1073741818: a tail has at most 1073741823, a "
+         "sequence 4611686018427387904");
   const kvarn::heads_view<const float> none;
   expect(c.cache.append(id, 0, none, view, 1), "the data of keys is null");
   expect(c.cache.append(id, 0, view, none, 1), "the data of values is null");

@@ -1,8 +1,10 @@
 // Reads a file of sequences that is not trusted into a cache, or takes back all of it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <istream>
 #include <memory_resource>
 #include <optional>
@@ -10,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "../attention/attention.hpp"
 #include "../config.hpp"
 #include "../error.hpp"
 #include "../format/float16.hpp"
@@ -17,6 +20,7 @@
 #include "../format/tile_view.hpp"
 #include "cache_base.hpp"
 #include "cache_state.hpp"
+#include "exact_run.hpp"
 #include "file_format.hpp"
 #include "file_sections.hpp"
 #include "fixed_array.hpp"
@@ -169,15 +173,15 @@ class cache_reader {
                       message_of({header_.sequences, " sequences are saved; ",
                                   table_.free_sequence_count(), " can be created"}));
     ids_ = std::vector<sequence_id>(header_.sequences);
-    used_.emplace(header_.pages, std::pmr::new_delete_resource(), false);
+    users_.emplace(header_.pages, std::pmr::new_delete_resource(), std::size_t{0});
     for (std::uint32_t i = 0; i < header_.sequences; ++i) {
       auto made = table_.create();
       if (!made.ok()) return in_.fail(made.why().code(), made.why().message());
       ids_[made_++] = made.value();
       if (!read_sequence(made.value())) return false;
     }
-    for (const bool used : *used_)
-      if (!used) return in_.fail(error_code::invalid_data, "a page belongs to no sequence");
+    for (const std::size_t user : *users_)
+      if (user == 0) return in_.fail(error_code::invalid_data, "a page belongs to no sequence");
     const status moved = state_.storage.transfer_status();
     return moved.ok() || in_.fail(moved.code(), moved.message());
   }
@@ -205,27 +209,42 @@ class cache_reader {
 
   // Whether the list is one that a cache can have; turns indices of the file into pages.
   bool check_list(const sequence_file_header& h, std::vector<sealed_page>& list) {
-    const auto bad = [this](const char* what) {
-      return in_.fail(error_code::invalid_data, std::string("a sequence has ") + what);
+    const auto bad = [this](std::initializer_list<message_part> parts) {
+      return in_.fail(error_code::invalid_data,
+                      message_of({"sequence ", made_ - 1, ": ", message_of(parts)}));
     };
     constexpr auto most = static_cast<std::uint64_t>(max_position);
     const auto sink = static_cast<std::uint64_t>(table_.sink());
-    if (h.length > most || h.first > most || h.has_moments > 1) return bad("numbers out of range");
-    if (h.first < sink || (h.first > sink && h.first > h.length))
-      return bad("a first position that is out of range");
+    if (h.length > most) return bad({"its length is ", h.length, "; allowed are 0 to ", most});
+    if (h.first < sink || h.first > (std::max)(h.length, sink))
+      return bad({"its first position behind the sink is ", h.first, "; allowed are ", sink, " to ",
+                  (std::max)(h.length, sink)});
+    if (h.has_moments > 1) return bad({"has moments is ", h.has_moments, "; allowed are 0 and 1"});
     std::uint64_t end = h.first;
-    for (sealed_page& p : list) {
-      if (p.position != static_cast<std::int64_t>(end)) return bad("pages that do not follow");
-      if (p.count < 1 || p.count > table_.group()) return bad("a page with a wrong count");
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      sealed_page& p = list[i];
+      if (p.position != static_cast<std::int64_t>(end))
+        return bad({"the position of entry ", i, " is ", p.position, "; it must be ", end});
+      if (p.count < 1 || p.count > table_.group())
+        return bad(
+            {"the count of entry ", i, " is ", p.count, "; allowed are 1 to ", table_.group()});
       if (p.page < 0 || static_cast<std::uint32_t>(p.page) >= header_.pages)
-        return bad("a page that is not in the file");
-      (*used_)[static_cast<std::size_t>(p.page)] = true;
+        return bad({"the page of entry ", i, " is ", p.page, "; the file has ", header_.pages});
+      std::size_t& user = (*users_)[static_cast<std::size_t>(p.page)];
+      if (user == made_)
+        return bad({"the page of entry ", i, " is ", p.page, ", as that of an entry before"});
+      user = made_;
       p.page = pages_->numbers()[static_cast<std::size_t>(p.page)];
       end += static_cast<std::uint64_t>(p.count);
     }
-    if (!list.empty() && end > h.length) return bad("more tokens than its length");
-    const std::uint64_t behind = h.length > h.first ? h.length - h.first : 0;
-    if (behind > (std::uint64_t{1} << 30)) return bad("more exact tokens than can be");
+    if (!list.empty() && end > h.length)
+      return bad({"its pages end at position ", end, ", its length is ", h.length});
+    std::uint64_t exact_from = end;
+    for (int layer = 0; layer < table_.layers(); ++layer)
+      if (table_.is_exact_layer(layer)) exact_from = h.first;
+    if (h.length > exact_from && h.length - exact_from > std::uint64_t{max_exact_rows})
+      return bad({"a layer has ", h.length - exact_from,
+                  " exact tokens behind the sink; allowed are 0 to ", max_exact_rows});
     return true;
   }
 
@@ -274,7 +293,8 @@ class cache_reader {
   // sets share.
   std::vector<sequence_id> ids_;
   std::size_t made_ = 0;
-  std::optional<fixed_array<bool>> used_;  // pages that belong to a sequence
+  // By page in the file: the last sequence that lists it, counted from 1; 0: none.
+  std::optional<fixed_array<std::size_t>> users_;
 };
 
 }  // namespace KVARN_ISA_NAMESPACE

@@ -32,6 +32,7 @@
 #include "cache_base.hpp"
 #include "cache_config.hpp"
 #include "cache_state.hpp"
+#include "exact_run.hpp"
 #include "heads_view.hpp"
 #include "page_table.hpp"
 #include "query_moments.hpp"
@@ -76,8 +77,12 @@ class kv_cache : public cache_base<cache_state<T>> {
       if (values.data == nullptr) return null_data("values");
     }
     const sequence_extent extent = s().table.extent(id, layer);
-    if (tokens > std::numeric_limits<int>::max() / 2 - extent.tail_count)
-      return bad_value("tokens", tokens, "the exact tail would be too long");
+    if (const std::int64_t most = (std::min)(std::int64_t{max_exact_rows} - extent.tail_count,
+                                             max_position - extent.length);
+        tokens > most)
+      return bad_value("tokens", tokens,
+                       message_of({"allowed are 0 to ", most, ": a tail has at most ",
+                                   max_exact_rows, ", a sequence ", max_position}));
     replaced_values none;
     return or_out_of_memory([&]() -> status {
       if (!s().storage.append(id, layer, extent, keys, values, tokens,

@@ -209,7 +209,7 @@ class page_table {
   // Tiles that could be sealed if `more` tokens were committed: the tail keeps its least length.
   std::int64_t sealable(sequence_id id, std::int64_t more = 0) const {
     const sequence& s = at(id);
-    return (std::max)(s.committed + more - sealed_end(s) - tail_, std::int64_t{0}) / group_;
+    return (std::max)(s.committed - sealed_end(s) - tail_ + more, std::int64_t{0}) / group_;
   }
 
   // Takes `count` free pages, each with one reference, or none of them. Nothing is allocated.
