@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <istream>
+#include <optional>
 #include <ostream>
 #include <string>
 
@@ -56,10 +57,11 @@ class section_reader {
       fail(error_code::invalid_argument, "the stream cannot be read, or cannot tell its size");
   }
 
-  bool ok() const { return failure_.ok(); }
-  const status& failure() const { return failure_; }
+  bool ok() const { return !failure_; }
+  // Precondition: something has failed.
+  const status& failure() const { return *failure_; }
   bool fail(error_code code, const std::string& message) {
-    if (failure_.ok()) failure_ = {code, "cache file: " + message};
+    if (!failure_) failure_.emplace(code, "cache file: " + message);
     return false;
   }
 
@@ -100,7 +102,7 @@ class section_reader {
   std::istream& stream_;
   std::uint64_t left_ = 0;
   checksum sum_;
-  status failure_;
+  std::optional<status> failure_;
 };
 
 }  // namespace detail
