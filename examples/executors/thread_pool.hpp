@@ -39,24 +39,33 @@ class thread_pool {
 
   // Calls f(0) .. f(count - 1) and returns when all have ended. Where some threw, the exception of
   // the first of them, by number, then goes to the caller. May be called from several threads: one
-  // call then waits for the other. An item that calls the pool that runs it would wait for itself:
-  // std::logic_error.
+  // call then waits for the other. An item may call another pool, but not one that waits for it,
+  // its own or one whose item called its own: std::logic_error. Precondition: neither do calls of
+  // several threads wait for one another, as where an item of A calls B while one of B calls A.
   template <class F>
   void operator()(std::size_t count, const F& f) const {
     run({[](const void* context, std::size_t i) { (*static_cast<const F*>(context))(i); }, &f,
-         count});
+         count, here_});
   }
 
  private:
+  // That a thread runs items of a pool, which an item of another pool has called, or none.
+  struct running {
+    const thread_pool* pool;
+    const running* caller;
+  };
+
   struct job {
     void (*call)(const void* context, std::size_t i) = nullptr;
     const void* context = nullptr;
     std::size_t count = 0;
+    const running* caller = nullptr;
   };
 
   void run(const job& wanted) const {
-    if (running_ == this)
-      throw std::logic_error("a thread_pool was called by an item that it runs");
+    for (const running* outer = wanted.caller; outer != nullptr; outer = outer->caller)
+      if (outer->pool == this)
+        throw std::logic_error("a thread_pool was called by an item that it waits for");
     if (wanted.count == 0) return;
     const std::lock_guard call(calls_);
     {
@@ -117,7 +126,8 @@ class thread_pool {
   }
 
   void take_items() const {
-    const thread_pool* const outer = std::exchange(running_, this);
+    const running own{this, job_.caller};
+    const running* const outer = std::exchange(here_, &own);
     for (std::size_t i = next_++; i < job_.count; i = next_++) {
       try {
         job_.call(job_.context, i);
@@ -129,11 +139,11 @@ class thread_pool {
         }
       }
     }
-    running_ = outer;
+    here_ = outer;
   }
 
-  // The pool whose items this thread is running.
-  static inline thread_local const thread_pool* running_ = nullptr;
+  // What this thread runs: on its stack, or on that of the thread that called, which waits.
+  static inline thread_local const running* here_ = nullptr;
 
   // What a call changes is no part of what the pool is.
   mutable std::mutex calls_;  // held by the one call

@@ -111,6 +111,27 @@ TEST(thread_pool, refuses_a_call_by_its_own_item) {
   }
 }
 
+// Pools that call one another in a circle, on whichever threads their items run.
+TEST(thread_pool, refuses_a_call_that_would_wait_for_itself) {
+  for (const int threads : {1, 3}) {
+    const kvarn_examples::thread_pool a(threads), b(threads), c(threads);
+    std::atomic<int> runs = 0, refused = 0;
+    const auto call_a = [&](std::size_t) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // so that all threads take some
+      try {
+        a(1, [&](std::size_t) { ++runs; });
+      } catch (const std::logic_error&) {
+        ++refused;
+      }
+    };
+    a(3, [&](std::size_t) { b(3, [&](std::size_t) { c(3, call_a); }); });
+    EXPECT_EQ(refused, 27);
+    EXPECT_EQ(runs, 0);
+    a(3, [&](std::size_t) { ++runs; });  // works on
+    EXPECT_EQ(runs, 3);
+  }
+}
+
 // Two KV heads: one step of three queries, cut along chunks, and a prefill of many, cut along rows.
 class attention_executors : public testing::Test {
  protected:
