@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <span>
@@ -133,6 +134,37 @@ TEST(Hash, IsFnv1a) {
   EXPECT_EQ(of("foobar"), "85944171f73967e8");
   const std::vector<int> tokens{97, 70000}, others{70000, 97};
   EXPECT_NE(hash_of(std::span(tokens)), hash_of(std::span(others)));
+}
+
+// A method that breaks down has a result too, which is not computed again and again.
+TEST_F(Results, ThatAreNotFiniteComeBackAsNaN) {
+  const result_folder files(folder);
+  const float nan = std::nanf("");
+  method_result broken = result;
+  broken.pseudo_decode = {{nan, 0.2f, INFINITY}, {1, nan, -INFINITY}, {0, 1, 0}};
+  broken.static_kl = {nan, nan, 3};
+  broken.heads[0].key = std::nan("");
+  files.save(window, "kivi", broken);
+  files.save_exact(window, {{nan, 2, 2.5f}, {INFINITY}});
+  files.save_retrieval("lines20.kivi", {{"sink", 128}}, {20, 300, 20, 0, std::nan("")});
+  const auto back = files.load(window, "kivi");
+  const auto exact = files.load_exact(window);
+  const auto retrieval = files.load_retrieval("lines20.kivi", {{"sink", 128}});
+  ASSERT_TRUE(back && exact && retrieval);
+  const auto expect = [](const std::vector<float>& numbers, const std::vector<float>& saved) {
+    ASSERT_EQ(numbers.size(), saved.size());
+    for (std::size_t i = 0; i < saved.size(); ++i)
+      EXPECT_TRUE(numbers[i] == saved[i] || (!std::isfinite(saved[i]) && std::isnan(numbers[i])));
+  };
+  expect(back->pseudo_decode.kl, broken.pseudo_decode.kl);
+  expect(back->pseudo_decode.nll, broken.pseudo_decode.nll);
+  expect(back->static_kl, broken.static_kl);
+  expect(exact->nll, {nan, 2, 2.5f});
+  expect(exact->skipped_nll, {nan});
+  EXPECT_EQ(back->pseudo_decode.agrees, broken.pseudo_decode.agrees);
+  EXPECT_TRUE(std::isnan(back->heads[0].key));
+  EXPECT_EQ(back->heads[0].output, 0.25);
+  EXPECT_TRUE(std::isnan(retrieval->nll));
 }
 
 TEST_F(Results, DamagedCountAsNone) {

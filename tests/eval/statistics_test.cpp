@@ -19,6 +19,21 @@ TEST(Statistics, PercentilesInterpolate) {
   EXPECT_DOUBLE_EQ(percentile({1, 2}, 100), 2);
 }
 
+// Enough of them that sorting by < would take the values apart, or read beyond them.
+TEST(Statistics, OfValuesThatAreNotFiniteAreNotNumbers) {
+  for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
+    std::vector<float> values(200);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = i % 3 == 0 ? bad : static_cast<float>((7 * i) % 31);
+    for (const double percent : {0.0, 50.0, 99.0, 100.0})
+      EXPECT_TRUE(std::isnan(percentile(values, percent))) << bad;
+    const summary s = summarize({values, values, std::vector<char>(200, 1)}, values);
+    EXPECT_TRUE(std::isnan(s.kl_median) && std::isnan(s.kl_max)) << bad;
+    EXPECT_FALSE(std::isfinite(s.kl_mean)) << bad;
+    EXPECT_EQ(s.top1, 1);
+  }
+}
+
 TEST(Statistics, SummaryOfFourPositions) {
   const token_scores scores{{0, 1, 0.5f, 0.1f}, {1, 2, 3, 2}, {1, 0, 1, 1}};
   const summary s = summarize(scores, std::vector<float>{1, 1, 2, 2});

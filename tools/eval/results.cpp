@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include "json_number.hpp"
 #include "statistics.hpp"
 
 namespace kvarn_eval {
@@ -16,6 +17,12 @@ namespace kvarn_eval {
 namespace {
 
 using json = nlohmann::ordered_json;
+
+std::vector<float> numbers_of(const json& j) {
+  std::vector<float> numbers;
+  for (const json& number : j) numbers.push_back(static_cast<float>(number_of(number)));
+  return numbers;
+}
 
 std::string bits_of(const std::vector<char>& flags) {
   std::string text;
@@ -43,7 +50,7 @@ json json_of(const head_errors& e) {
 
 head_errors head_of(const json& j) {
   head_errors e{.layer = j.at("layer"), .head = j.at("head")};
-  for (const auto& [name, field] : head_fields) e.*field = j.at(name).get<double>();
+  for (const auto& [name, field] : head_fields) e.*field = number_of(j.at(name));
   return e;
 }
 
@@ -194,7 +201,7 @@ std::filesystem::path result_folder::file_of(const std::string& window,
 std::optional<exact_result> result_folder::load_exact(const window_key& window) const {
   const json j = load_json(file_of(window.name, "exact"), window.settings);
   return unless_damaged([&]() -> std::optional<exact_result> {
-    exact_result r{j.at("nll"), j.at("skipped_nll")};
+    exact_result r{numbers_of(j.at("nll")), numbers_of(j.at("skipped_nll"))};
     if (r.nll.size() != window.scored || r.skipped_nll.size() != window.skipped)
       return std::nullopt;
     return r;
@@ -208,8 +215,8 @@ std::optional<method_result> result_folder::load(const window_key& window,
     method_result r;
     r.bits = j.at("bits");
     r.seconds = j.at("seconds");
-    r.pseudo_decode = {j.at("kl"), j.at("nll"), flags_of(j.at("agrees"))};
-    r.static_kl = j.at("static_kl").get<std::vector<float>>();
+    r.pseudo_decode = {numbers_of(j.at("kl")), numbers_of(j.at("nll")), flags_of(j.at("agrees"))};
+    r.static_kl = numbers_of(j.at("static_kl"));
     for (const json& head : j.at("heads")) r.heads.push_back(head_of(head));
     const token_scores& scores = r.pseudo_decode;
     for (const std::size_t count : {scores.kl.size(), scores.nll.size(), scores.agrees.size(),

@@ -3,7 +3,8 @@
 //
 // FOLDER/windows/WINDOW.METHOD.json holds every score of one method on one window, with the
 // settings that it was made with: the model and the text, by hashes too, not the program. Who has
-// changed an encoder computes again. FOLDER/report.json and FOLDER/report.csv sum up.
+// changed an encoder computes again. A score that is not finite is null there, and comes back as
+// NaN. FOLDER/report.json and FOLDER/report.csv sum up.
 #pragma once
 
 #include <filesystem>

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "../../examples/engine/dense.hpp"
+#include "json_number.hpp"
 
 namespace kvarn_eval {
 
@@ -144,7 +145,7 @@ nlohmann::ordered_json to_json(const retrieval_result& r) {
 }
 
 retrieval_result retrieval_of(const nlohmann::ordered_json& j) {
-  return {j.at("lines"), j.at("tokens"), j.at("questions"), j.at("right"), j.at("nll")};
+  return {j.at("lines"), j.at("tokens"), j.at("questions"), j.at("right"), number_of(j.at("nll"))};
 }
 
 }  // namespace kvarn_eval

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 namespace kvarn_eval {
@@ -11,6 +12,9 @@ double mean(std::span<const float> values) {
 }
 
 double percentile(std::vector<float> values, double percent) {
+  // NaN has no place in an order.
+  if (!std::ranges::all_of(values, [](float x) { return std::isfinite(x); }))
+    return std::numeric_limits<double>::quiet_NaN();
   std::ranges::sort(values);
   const double at = percent / 100 * static_cast<double>(values.size() - 1);
   const auto below = static_cast<std::size_t>(at);
@@ -26,7 +30,7 @@ summary summarize(const token_scores& scores, std::span<const float> exact_nll) 
           .kl_mean = mean(scores.kl),
           .kl_median = percentile(scores.kl, 50),
           .kl_p99 = percentile(scores.kl, 99),
-          .kl_max = static_cast<double>(*std::ranges::max_element(scores.kl)),
+          .kl_max = percentile(scores.kl, 100),
           .top1 = static_cast<double>(std::ranges::count(scores.agrees, char{1})) / count,
           .perplexity = std::exp(mean(scores.nll)),
           .exact_perplexity = std::exp(mean(exact_nll))};

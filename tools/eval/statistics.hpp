@@ -29,8 +29,8 @@ token_scores part_of(const token_scores& scores, std::size_t first, std::size_t 
 // Appends the positions of another window.
 void append(token_scores& scores, const token_scores& more);
 
-// The value below which `percent` of the values lie, by linear interpolation between neighbours.
-// Precondition: not empty.
+// The value below which `percent` of the values lie, by linear interpolation between neighbours;
+// NaN where one of them is not finite. Precondition: not empty.
 double percentile(std::vector<float> values, double percent);
 
 double mean(std::span<const float> values);
