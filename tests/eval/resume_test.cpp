@@ -128,6 +128,18 @@ TEST_F(Resumed, NotWithAnotherModelOfThatName) {
             std::string::npos);
 }
 
+TEST_F(Resumed, NoNumberOfLinesCountsTwice) {
+  const result_folder files(folder);
+  EXPECT_NO_THROW(retrieval_runs(wanted, {20, 40}, files));
+  try {
+    retrieval_runs(wanted, {20, 40, 20}, files);
+    FAIL();
+  } catch (const std::runtime_error& error) {
+    EXPECT_STREQ(error.what(),
+                 "line retrieval: 20 lines are given twice; each number may be given once");
+  }
+}
+
 TEST_F(Resumed, FreshForgetsAndComputesAgain) {
   const std::string report = report_of(evaluate(wanted, 8));
   mark("t0.kivi");

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <span>
+#include <stdexcept>
 #include <utility>
 
 #include "hash.hpp"
@@ -140,6 +141,10 @@ evaluation window_runs::finish(kvarn_engine::transformer& model,
 retrieval_runs::retrieval_runs(const request& wanted, std::vector<int> lines,
                                const result_folder& folder)
     : wanted_(wanted), lines_(std::move(lines)), folder_(folder), settings_(wanted.model) {
+  for (const int number : lines_)
+    if (std::ranges::count(lines_, number) > 1)
+      throw std::runtime_error("line retrieval: " + std::to_string(number) +
+                               " lines are given twice; each number may be given once");
   settings_.update({{"sink", wanted.stored.sink}, {"group", wanted.stored.group}});
   for (std::size_t row = 0; row <= wanted.methods.size(); ++row) {
     results_.emplace_back();

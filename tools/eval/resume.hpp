@@ -62,7 +62,8 @@ class window_runs {
 // Line retrieval under exact rows and all methods.
 class retrieval_runs {
  public:
-  // `lines`: how many, for each run. Otherwise as window_runs.
+  // `lines`: how many, for each run, each number once: else std::runtime_error. Otherwise as
+  // window_runs.
   retrieval_runs(const request& wanted, std::vector<int> lines, const result_folder& folder);
 
   int total() const;

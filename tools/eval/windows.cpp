@@ -1,5 +1,6 @@
 #include "windows.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string_view>
 
@@ -46,6 +47,9 @@ std::vector<window> windows_at(const kvarn_engine::tokenizer& vocabulary, const 
   const auto size = static_cast<std::size_t>(tokens);
   std::vector<window> windows;
   for (const std::int64_t offset : offsets) {
+    if (std::ranges::count(offsets, offset) > 1)
+      throw std::runtime_error("two windows start at character " + std::to_string(offset) +
+                               "; each may be given once");
     const std::string name = "c" + std::to_string(offset);
     const std::string_view rest = std::string_view(text).substr(byte_of(text, offset));
     std::vector<int> all = vocabulary.encode(rest.substr(0, size * bytes_per_token), false).value();

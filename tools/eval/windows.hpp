@@ -19,7 +19,8 @@ struct window {
 std::vector<window> spread_windows(const kvarn_engine::tokenizer& vocabulary,
                                    const std::string& text, int count, int tokens);
 
-// Windows that start at characters (code points) of the text. Throws where one ends beyond it.
+// Windows that start at characters (code points) of the text. Throws std::runtime_error where one
+// ends beyond it, or two are the same: its scores would count twice.
 std::vector<window> windows_at(const kvarn_engine::tokenizer& vocabulary, const std::string& text,
                                const std::vector<std::int64_t>& offsets, int tokens);
 
