@@ -21,6 +21,10 @@ namespace kvarn::cuda {
 // Blocks of a launch in y or z: the most sequences, or copies of rows, of one call.
 inline constexpr int max_grid = 65535;
 
+// Attention counts positions from a query's own in 32 bits: the first token of a sequence is less
+// than this many in front of one past its last query.
+inline constexpr std::int64_t max_distance = std::int64_t{1} << 30;
+
 // What a launcher returns: a CUDA error, or cudaErrorInvalidValue for an argument that no kernel
 // takes; the message names the value and what is allowed. Launchers neither allocate device memory
 // nor synchronise, and can be captured in a graph.
@@ -103,7 +107,7 @@ struct decode_arguments {
 struct observed_queries {
   const void* queries = nullptr;  // [count][kv_heads * heads][head_dim] by strides
   float* sums = nullptr;          // [kv_heads][head_dim][head_dim], of no other of the call
-  int count = 0;                  // tokens
+  int count = 0;                  // tokens; times observe_arguments::heads below 2^31
 };
 
 struct observe_arguments {
@@ -178,7 +182,8 @@ struct page_entry {
   std::int32_t count = 0;     // tokens that count, from the first on
 };
 
-// One sequence: its queries, and where its tokens are. Positions ascend from the sink to the tail.
+// One sequence: its queries, and where its tokens are. Positions ascend from the sink to the tail,
+// and are at most max_distance apart.
 struct attention_sequence {
   const void* queries = nullptr;  // [tokens][kv_heads * heads][key_head_dim] by query_strides
   void* out = nullptr;            // [tokens][kv_heads * heads][value_head_dim] by out_strides

@@ -28,6 +28,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "../format/tile_layout.hpp"
 #include "attention_block.cuh"
@@ -149,7 +150,8 @@ attention_plan plan_attention(const attention_arguments& a) {
 
 inline constexpr int max_rows = 8 * max_grid + 8;  // of queries, in blocks of at most 8
 
-inline launch_status check_attention(const attention_arguments& a) {
+// What a call is cut by.
+inline launch_status check_counts(const attention_arguments& a) {
   if (a.count < 0 || a.kv_heads < 1 || a.heads < 1 || a.max_tokens < 1)
     return refuse("count is " + std::to_string(a.count) + ", kv_heads " +
                   std::to_string(a.kv_heads) + ", heads " + std::to_string(a.heads) +
@@ -163,6 +165,20 @@ inline launch_status check_attention(const attention_arguments& a) {
     return refuse("kv_heads is " + std::to_string(a.kv_heads) + ", heads x max_tokens " +
                   std::to_string(rows) + "; their product must be at most " +
                   std::to_string(max_rows));
+  if (launch_status s = check_product("count", a.count, "kv_heads x heads x max_tokens",
+                                      static_cast<int>(rows * a.kv_heads));
+      !s.ok())
+    return s;
+  for (const auto& [name, bound] :
+       {std::pair{"max_sink", a.max_sink}, {"max_pages", a.max_pages}, {"max_tail", a.max_tail}})
+    if (bound < 0 || bound > max_distance)
+      return refuse(std::string(name) + " is " + std::to_string(bound) + "; allowed are 0 to " +
+                    std::to_string(max_distance));
+  return {};
+}
+
+inline launch_status check_attention(const attention_arguments& a) {
+  if (launch_status s = check_counts(a); !s.ok()) return s;
   if (!(a.softmax_scale > 0.0f))
     return refuse("softmax_scale is " + std::to_string(a.softmax_scale) + "; it must be above 0");
   if (a.count > 0 && a.sequences == nullptr) return refuse("sequences is null");
@@ -171,7 +187,8 @@ inline launch_status check_attention(const attention_arguments& a) {
     return s.channel == 1 && (s.token * element_bytes(a.exact_type)) % 16 == 0 &&
            (s.head * element_bytes(a.exact_type)) % 16 == 0;
   };
-  if (a.max_sink + a.max_tail > 0 && !(is_vector(a.key_strides) && is_vector(a.value_strides)))
+  if ((a.max_sink > 0 || a.max_tail > 0) &&
+      !(is_vector(a.key_strides) && is_vector(a.value_strides)))
     return refuse("strides of exact rows must be multiples of 16 bytes, that of channels 1");
   return {};
 }
@@ -180,6 +197,7 @@ inline launch_status check_attention(const attention_arguments& a) {
 
 template <cache_format Format, attention_policy Policy>
 std::size_t attention_workspace_bytes(const attention_arguments& arguments) {
+  if (!detail::check_counts(arguments).ok()) return 0;  // refused by attend
   return detail::plan_attention<Format, Policy>(arguments).workspace_bytes;
 }
 
@@ -200,8 +218,7 @@ launch_status attend(const attention_arguments& arguments, cudaStream_t stream) 
   p.out_scale = detail::rotation_unit(Format.value_head_dim, a.rotate_output);
   p.cap.cap = a.logit_soft_cap * 1.44269504f;
   p.cap.slope = a.logit_soft_cap == 0.0f ? 0.0f : 2.0f / a.logit_soft_cap;
-  constexpr std::int64_t all = 1 << 30;
-  p.window = static_cast<int>(a.window <= 0 ? all : (std::min)(a.window, all));
+  p.window = static_cast<int>(a.window <= 0 ? max_distance : (std::min)(a.window, max_distance));
   const auto kernel = detail::kernel_for<Format, Policy>(p.block_rows > 4);
   const int rows = a.max_tokens * a.heads;
   const int row_blocks = a.kv_heads * detail::blocks_of(rows, p.block_rows);

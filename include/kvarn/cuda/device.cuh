@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "../config.hpp"
@@ -33,6 +34,14 @@ inline launch_status refuse(std::string message) {
   return {cudaErrorInvalidValue, std::move(message)};
 }
 
+// Refuses counts, not negative, whose product is no int: so many blocks or vectors a call may have.
+inline launch_status check_product(const char* name, int count, const char* other_name, int other) {
+  constexpr int most = std::numeric_limits<int>::max();
+  if (count == 0 || other <= most / count) return {};
+  return refuse(std::string(name) + " is " + std::to_string(count) + ", " + other_name + " " +
+                std::to_string(other) + "; their product must be at most " + std::to_string(most));
+}
+
 // What encode_arguments and decode_arguments say of their groups.
 template <class Arguments>
 launch_status check_groups(const Arguments& arguments) {
@@ -42,7 +51,7 @@ launch_status check_groups(const Arguments& arguments) {
   if (arguments.count < 0)
     return refuse("count is " + std::to_string(arguments.count) + "; it must not be negative");
   if (arguments.count > 0 && arguments.groups == nullptr) return refuse("groups is null");
-  return {};
+  return check_product("count", arguments.count, "kv_heads", arguments.kv_heads);
 }
 
 // An attribute of the current device, or -1.

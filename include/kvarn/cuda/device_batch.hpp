@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "../cache/exact_run.hpp"
 #include "../config.hpp"
 #include "../error.hpp"
 #include "arguments.hpp"
@@ -44,13 +45,15 @@ class device_batch {
   // `layers`: of the cache.
   static result<device_batch> make(int layers, const batch_bounds& bounds) {
     if (bounds.sequences < 1 || bounds.sequences > max_grid || bounds.tokens < 1 ||
-        bounds.pages < 0 || bounds.list < 0 || bounds.tail < 0 || layers < 1)
+        bounds.pages < 0 || bounds.list < 0 || bounds.tail < 0 || bounds.tail > max_exact_rows ||
+        layers < 1)
       return status{error_code::invalid_argument,
                     "bounds are " + std::to_string(bounds.sequences) + " sequences (1 to " +
                         std::to_string(max_grid) + "), " + std::to_string(bounds.tokens) +
                         " tokens (at least 1), " + std::to_string(bounds.pages) +
                         " pages, a list of " + std::to_string(bounds.list) + ", a tail of " +
-                        std::to_string(bounds.tail) + " (not negative)"};
+                        std::to_string(bounds.tail) + " (0 to " + std::to_string(max_exact_rows) +
+                        ", the others not negative)"};
     return or_out_of_memory([&]() -> result<device_batch> {
       device_batch batch(bounds);
       if (batch.bounds_.list == 0)

@@ -341,6 +341,11 @@ class device_cache : public cache_base<device_state<T>> {
         const std::int64_t tail =
             (std::max)(e.length + tokens[i] - e.tail_position, std::int64_t{0});
         if (tail > bounds.tail) return beyond("tail of a sequence", tail, bounds.tail);
+        if (e.length + tokens[i] > max_distance)
+          return base::bad_value("tokens of a sequence", tokens[i],
+                                 "it has " + std::to_string(e.length) +
+                                     "; attention on a device takes at most " +
+                                     std::to_string(max_distance));
       }
     }
     if (list > bounds.list) return beyond("pages of all sequences", list, bounds.list);

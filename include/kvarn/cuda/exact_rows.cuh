@@ -98,7 +98,9 @@ inline launch_status append(const append_arguments& a, cudaStream_t stream) {
                           std::to_string(a.count) + ", max_tokens " + std::to_string(a.max_tokens) +
                           "; count may be 0 to " + std::to_string(max_grid) +
                           ", the others must be at least 1");
-  if (a.count == 0) return {};
+  if (launch_status s = detail::check_product("max_tokens", a.max_tokens, "kv_heads", a.kv_heads);
+      !s.ok() || a.count == 0)
+    return s;
   if (a.sequences == nullptr) return detail::refuse("sequences is null");
   const detail::append_parameters p{a, detail::rotation_unit(a.key_head_dim, a.rotate_keys),
                                     detail::rotation_unit(a.value_head_dim, a.rotate_values)};
@@ -107,10 +109,9 @@ inline launch_status append(const append_arguments& a, cudaStream_t stream) {
       sizeof(float) * detail::token_buffer_floats(dim, detail::append_batch);
   const auto kernel = detail::append_kernel<detail::block_threads>;
   if (launch_status s = detail::allow_shared_memory(kernel, shared_bytes); !s.ok()) return s;
-  const std::int64_t vectors = std::int64_t{a.max_tokens} * a.kv_heads;
-  const dim3 grid(
-      static_cast<unsigned>((vectors + detail::append_batch - 1) / detail::append_batch), 2,
-      static_cast<unsigned>(a.count));
+  const auto vectors = static_cast<unsigned>(a.max_tokens * a.kv_heads);
+  const dim3 grid((vectors + detail::append_batch - 1) / detail::append_batch, 2,
+                  static_cast<unsigned>(a.count));
   return detail::launch(kernel, grid, detail::block_threads, shared_bytes, stream, p);
 }
 

@@ -358,7 +358,12 @@ inline launch_status observe(const observe_arguments& arguments, cudaStream_t st
   if (arguments.kv_heads < 1 || arguments.heads < 1)
     return refuse("kv_heads is " + std::to_string(arguments.kv_heads) + " and heads " +
                   std::to_string(arguments.heads) + "; both must be at least 1");
-  if (arguments.count < 1) return {};
+  if (arguments.count < 0)
+    return refuse("count is " + std::to_string(arguments.count) + "; it must not be negative");
+  if (launch_status s =
+          detail::check_product("count", arguments.count, "kv_heads", arguments.kv_heads);
+      !s.ok() || arguments.count == 0)
+    return s;
   if (arguments.sequences == nullptr) return refuse("sequences is null");
   const int dim = arguments.head_dim;
   if (dim == 64) return detail::launch_observing<detail::batch_in_lanes<64>>(arguments, 0, stream);
@@ -370,7 +375,10 @@ inline launch_status observe(const observe_arguments& arguments, cudaStream_t st
 
 inline launch_status factorize(const factor_arguments& arguments, cudaStream_t stream) {
   if (launch_status s = detail::check_head_dim(arguments.head_dim); !s.ok()) return s;
-  if (arguments.count < 1) return {};
+  if (arguments.count < 0)
+    return detail::refuse("count is " + std::to_string(arguments.count) +
+                          "; it must not be negative");
+  if (arguments.count == 0) return {};
   if (arguments.sums == nullptr || arguments.factors == nullptr)
     return detail::refuse("sums or factors is null");
   const auto blocks = static_cast<unsigned>(arguments.count);
