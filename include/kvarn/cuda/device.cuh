@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -54,13 +55,17 @@ launch_status check_groups(const Arguments& arguments) {
   return check_product("count", arguments.count, "kv_heads", arguments.kv_heads);
 }
 
-// An attribute of the current device, or -1.
+// An attribute of the current device, or -1. Launches ask: the runtime is asked once.
 inline int device_attribute(cudaDeviceAttr attribute) {
+  constexpr int devices = 64;
+  static std::atomic<int> known[devices][cudaDevAttrMax];  // values + 1; 0: not asked yet
   int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return -1;
+  std::atomic<int>* const place = device < devices ? &known[device][attribute] : nullptr;
+  if (place != nullptr && *place != 0) return *place - 1;
   int value = -1;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess)
-    return -1;
+  if (cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess) return -1;
+  if (place != nullptr) *place = value + 1;
   return value;
 }
 
