@@ -197,11 +197,11 @@ class exact_run {
   }
 
   bool reallocate(const row_shape& shape, account& memory, int capacity) {
-    auto* const rows = Space::template make<header>(
-        memory, capacity, static_cast<std::size_t>(capacity) * shape.elements() * sizeof(T));
-    if (rows == nullptr) return false;
-    if (count_ > 0) copy_rows(shape, *rows_.get(), *rows);
-    rows_ = shared_node<header>(rows);
+    shared_node<header> rows(Space::template make<header>(
+        memory, capacity, static_cast<std::size_t>(capacity) * shape.elements() * sizeof(T)));
+    if (!rows) return false;
+    if (count_ > 0) copy_rows(shape, *rows_.get(), *rows.get());
+    rows_ = std::move(rows);
     begin_ = 0;
     return true;
   }

@@ -9,9 +9,12 @@
 #include <cstdlib>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <memory_resource>
 #include <new>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../cache/memory_account.hpp"
@@ -58,14 +61,15 @@ inline std::pmr::memory_resource* device_resource() {
   return &the_resource;
 }
 
-// Hands out pieces of one device allocation, first fit. Its lists are in host memory.
+// Hands out pieces of one device allocation, first fit. Its lists are in host memory; a piece that
+// is given back moves from one list to another, so that this allocates nothing.
 class device_pool {
  public:
   device_pool(std::size_t bytes, std::pmr::memory_resource* tables)
-      : bytes_(rounded(bytes)), free_(tables) {
+      : bytes_(rounded(bytes)), free_(tables), used_(tables), retired_(tables) {
     if (bytes_ == 0) return;
-    start_ = static_cast<std::byte*>(device_resource()->allocate(bytes_));
     free_.emplace(0, bytes_);
+    start_ = static_cast<std::byte*>(device_resource()->allocate(bytes_));
   }
   device_pool(const device_pool&) = delete;
   device_pool& operator=(const device_pool&) = delete;
@@ -73,22 +77,45 @@ class device_pool {
     if (start_ != nullptr) device_resource()->deallocate(start_, bytes_);
   }
 
-  // Null where no piece is large enough.
+  // Null where no piece is large enough. std::bad_alloc, of the lists, changes nothing.
   void* try_allocate(std::size_t bytes) {
     const std::size_t size = rounded(bytes);
     for (auto piece = free_.begin(); piece != free_.end(); ++piece) {
       if (piece->second < size) continue;
       const std::size_t offset = piece->first;
-      const std::size_t rest = piece->second - size;
-      free_.erase(piece);
-      if (rest > 0) free_.emplace(offset + size, rest);
+      if (piece->second == size) {
+        used_.insert(free_.extract(piece));
+      } else {
+        used_.emplace(offset, size);
+        auto rest = free_.extract(piece);
+        rest.key() += size;
+        rest.mapped() -= size;
+        free_.insert(std::move(rest));
+      }
       return start_ + offset;
     }
     return nullptr;
   }
-  void deallocate(void* memory, std::size_t bytes) {
-    const auto offset = static_cast<std::size_t>(static_cast<std::byte*>(memory) - start_);
-    auto piece = free_.emplace(offset, rounded(bytes)).first;
+  // Nobody will use the piece again, but kernels may still; collect gives back all such pieces.
+  void retire(void* memory) {
+    retired_.insert(
+        used_.extract(static_cast<std::size_t>(static_cast<std::byte*>(memory) - start_)));
+  }
+  void collect() {
+    while (!retired_.empty()) give_back(retired_.extract(retired_.begin()));
+  }
+
+ private:
+  using pieces = std::pmr::map<std::size_t, std::size_t>;  // size by offset
+
+  static constexpr std::size_t alignment = 256;
+  static constexpr std::size_t rounded(std::size_t bytes) {
+    return (bytes + alignment - 1) / alignment * alignment;
+  }
+
+  // Joins it with those beside it.
+  void give_back(pieces::node_type given) {
+    const auto piece = free_.insert(std::move(given)).position;
     if (const auto next = std::next(piece);
         next != free_.end() && piece->first + piece->second == next->first) {
       piece->second += next->second;
@@ -101,15 +128,11 @@ class device_pool {
     free_.erase(piece);
   }
 
- private:
-  static constexpr std::size_t alignment = 256;
-  static constexpr std::size_t rounded(std::size_t bytes) {
-    return (bytes + alignment - 1) / alignment * alignment;
-  }
-
   std::size_t bytes_;
   std::byte* start_ = nullptr;
-  std::pmr::map<std::size_t, std::size_t> free_;  // size by offset
+  pieces free_;
+  pieces used_;
+  pieces retired_;
 };
 
 // Memory of exact rows on a device. Moving rows is put off until the next launch, and until then
@@ -117,7 +140,7 @@ class device_pool {
 class row_memory {
  public:
   row_memory(std::size_t bytes, memory_account& exact, memory_account& tables)
-      : pool_(bytes, &tables), exact_(&exact), tables_(&tables) {}
+      : pool_(bytes, &tables), exact_(&exact), tables_(&tables), copies_(&tables) {}
 
   void* try_allocate(std::size_t bytes) {
     void* const memory = pool_.try_allocate(bytes);
@@ -126,15 +149,13 @@ class row_memory {
   }
   void deallocate(void* memory, std::size_t bytes) {
     exact_->subtract(bytes);
-    if (copies_.empty() && !held_)
-      pool_.deallocate(memory, bytes);
-    else
-      freed_.push_back({memory, bytes});
+    pool_.retire(memory);
+    collect();
   }
   std::pmr::memory_resource* tables() const noexcept { return tables_; }
 
   void copy_later(const row_copy& copy) { copies_.push_back(copy); }
-  const std::vector<row_copy>& copies() const noexcept { return copies_; }
+  std::span<const row_copy> copies() const noexcept { return copies_; }
   // The copies are on their way.
   void copied() {
     copies_.clear();
@@ -147,21 +168,14 @@ class row_memory {
   }
 
  private:
-  struct piece {
-    void* memory;
-    std::size_t bytes;
-  };
   void collect() {
-    if (held_ || !copies_.empty()) return;
-    for (const piece& p : freed_) pool_.deallocate(p.memory, p.bytes);
-    freed_.clear();
+    if (!held_ && copies_.empty()) pool_.collect();
   }
 
   device_pool pool_;
   memory_account* exact_;
   memory_account* tables_;
-  std::vector<row_copy> copies_;
-  std::vector<piece> freed_;
+  std::pmr::vector<row_copy> copies_;
   bool held_ = false;
 };
 
@@ -173,13 +187,14 @@ struct device_space {
 
   template <class Header>
   static Header* make(account& memory, int capacity, std::size_t bytes) {
-    void* const place = memory.tables()->allocate(sizeof(Header), alignof(Header));
-    void* const elements = memory.try_allocate(bytes);
-    if (elements == nullptr) {
+    const auto give_back = [&memory](void* place) {
       memory.tables()->deallocate(place, sizeof(Header), alignof(Header));
-      return nullptr;
-    }
-    auto* const header = new (place) Header(capacity, &memory, bytes);
+    };
+    std::unique_ptr<void, decltype(give_back)> place(
+        memory.tables()->allocate(sizeof(Header), alignof(Header)), give_back);
+    void* const elements = memory.try_allocate(bytes);
+    if (elements == nullptr) return nullptr;
+    auto* const header = new (place.release()) Header(capacity, &memory, bytes);
     header->elements = static_cast<decltype(header->elements)>(elements);
     return header;
   }
