@@ -108,16 +108,22 @@ class device_cache : public cache_base<device_state<T>> {
   // Appends tokens[i] tokens to ids[i] in all layers, not committed, and sends what the kernels of
   // the step read. The tokens of all sequences stand behind one another in the tensors of append
   // and in `tensors`, of which there is one for each layer, or one for all. Rows that must move are
-  // moved by a launch. On short_buffer (exact rows) nothing is appended.
+  // moved by a launch; where old and new memory of all do not fit exact_memory at once, in several.
+  // After an error nothing is appended, and the kernels of the batch must not run.
   status begin(device_batch& batch, std::span<const sequence_id> ids, std::span<const int> tokens,
                std::span<const batch_tensors> tensors, cudaStream_t stream) {
     if (status bad = check_batch(batch, ids, tokens, tensors); !bad.ok()) return bad;
-    return or_out_of_memory([&]() -> status {
-      const status reserved = reserve(ids, tokens);
-      if (status bad = flush(stream); !bad.ok()) return bad;
-      if (!reserved.ok()) return reserved;
-      return enter(batch, ids, tokens, tensors, stream);
-    });
+    // Rows move in launches of their own: copies of one are in no order. First those that a failure
+    // has left.
+    if (status bad = flush(stream); !bad.ok()) return bad;
+    const status reserved = or_out_of_memory([&] { return reserve(ids, tokens, stream); });
+    if (status bad = flush(stream); !bad.ok()) return bad;
+    if (!reserved.ok()) return reserved;
+    status entered = enter(batch, ids, tokens, tensors, stream);
+    if (!entered.ok())
+      for (std::size_t i = 0; i < ids.size(); ++i)
+        s().truncate(ids[i], s().table.appended(ids[i]) - tokens[i]);
+    return entered;
   }
 
   // Launches the rotation of one layer's new keys and values, [tokens][kv_heads][head_dim], into
@@ -214,24 +220,24 @@ class device_cache : public cache_base<device_state<T>> {
     if (status bad = status_of(cudaStreamWaitEvent(steps, own.sealed), "waiting for the sealing");
         !bad.ok())
       return bad;
-    return or_out_of_memory([&]() -> status {
-      const std::span<const std::int32_t> pages(own.pending_pages);
-      for (const auto& p : own.pending) {
-        const auto taken = pages.subspan(p.first_page, p.tiles);
-        if (p.cancelled)
-          own.table.release(taken);
-        else
-          own.publish(p.id, taken);
-      }
-      own.pending.clear();
-      own.memory.rows.end_hold();
-      return flush(steps);
-    });
+    // Rows move where tails become shorter; see begin.
+    if (status bad = flush(steps); !bad.ok()) return bad;
+    const std::span<const std::int32_t> pages = own.pending_pages->hand_over();
+    for (const auto& p : own.pending) {
+      const auto taken = pages.subspan(p.first_page, p.tiles);
+      if (p.cancelled)
+        own.table.release(taken);
+      else
+        own.publish(p.id, taken);
+    }
+    own.end_sealing();
+    return flush(steps);
   }
 
   // ---- Files: save_sequences and restore_sequences, along a stream that they wait for.
 
   status save(std::span<const sequence_id> ids, std::ostream& file, cudaStream_t stream) {
+    if (status bad = flush(stream); !bad.ok()) return bad;
     s().storage.transfer_on(stream);
     return save_sequences(*this, ids, file);
   }
@@ -356,28 +362,37 @@ class device_cache : public cache_base<device_state<T>> {
     return (std::min)(tokens, s().storage.sink() - extent.sink_count);
   }
 
-  status reserve(std::span<const sequence_id> ids, std::span<const int> tokens) {
+  status reserve(std::span<const sequence_id> ids, std::span<const int> tokens,
+                 cudaStream_t stream) {
     state& own = s();
-    // Room for a group more than the tail keeps: after sealing few rows move.
+    // Room for a group more than the tail keeps: after sealing few rows move. Sinks, which never
+    // grow, first: what tails leave behind is then in one piece.
     const int least = own.table.tail() + own.table.group() + 16;
-    for (std::size_t i = 0; i < ids.size(); ++i)
-      for (int layer = 0; layer < layers(); ++layer) {
-        auto& rows = own.storage.rows(ids[i], layer);
-        const int sunk = to_sink(own.table.extent(ids[i], layer), tokens[i]);
-        if (!own.storage.reserve(rows.sink, sunk, false, own.storage.sink()) ||
-            !own.storage.reserve(rows.tail, tokens[i] - sunk, false, least))
+    for (const bool is_sink : {true, false})
+      for (std::size_t i = 0; i < ids.size(); ++i)
+        for (int layer = 0; layer < layers(); ++layer) {
+          auto& both = own.storage.rows(ids[i], layer);
+          const int sunk = to_sink(own.table.extent(ids[i], layer), tokens[i]);
+          const auto fit = [&] {
+            return is_sink ? own.storage.reserve(both.sink, sunk, false, own.storage.sink())
+                           : own.storage.reserve(both.tail, tokens[i] - sunk, false, least);
+          };
+          if (fit()) continue;
+          // Once more behind what moves: its old memory is free then.
+          if (status bad = flush(stream); !bad.ok()) return bad;
+          if (fit()) continue;
           return {error_code::short_buffer, own.storage.exact_room() + "; " +
                                                 std::to_string(tokens[i]) +
                                                 " tokens more of sequence " + std::to_string(i) +
                                                 " do not fit what is left in one piece"};
-      }
+        }
     return {};
   }
 
   // Launches the moving of rows.
   status flush(cudaStream_t stream) {
     state& own = s();
-    std::span<const row_copy> left(own.memory.rows.copies());
+    std::span<const row_copy> left = own.memory.rows.copies();
     while (!left.empty()) {
       const auto now = left.first((std::min)(left.size(), copies_at_once));
       std::copy(now.begin(), now.end(), own.copies.write());
@@ -478,6 +493,7 @@ class device_cache : public cache_base<device_state<T>> {
   result<int> encode_tiles(std::span<const sequence_id> ids, int most, cudaStream_t steps,
                            cudaStream_t stream) {
     state& own = s();
+    std::vector<typename state::pending_seal> wanted;
     std::size_t total = 0;
     for (const sequence_id id : ids) {
       const auto tiles = static_cast<std::size_t>(
@@ -485,33 +501,33 @@ class device_cache : public cache_base<device_state<T>> {
                       std::int64_t{own.options.seal_tiles} - static_cast<std::int64_t>(total)}));
       if (tiles == 0) continue;
       own.table.reserve(id, tiles);
-      own.pending.push_back(
+      wanted.push_back(
           {id, own.table.sealed_end(id) + static_cast<std::int64_t>(tiles) * own.table.group(),
            total, tiles});
       total += tiles;
     }
-    own.pending_pages.resize(total);
     if (total == 0) return 0;
-    if (!own.table.claim(own.pending_pages)) {
-      own.pending.clear();
+    own.pending_pages.emplace(own.table, total);
+    if (!own.pending_pages->claim())
       return status{error_code::short_buffer,
                     std::to_string(total) + " pages are needed; " + std::to_string(free_pages()) +
                         " of " + std::to_string(own.table.page_count()) + " are free"};
-    }
+    own.pending.swap(wanted);
     own.memory.rows.hold();
-    status launched = status_of(cudaEventRecord(own.before_seal, steps), "recording an event");
-    if (launched.ok())
-      launched = status_of(cudaStreamWaitEvent(stream, own.before_seal), "waiting for steps");
-    if (launched.ok()) launched = launch_encoding(stream);
+    const status launched = or_out_of_memory([&] { return launch_encoding(steps, stream); });
     if (launched.ok()) return static_cast<int>(total);
-    own.table.release(own.pending_pages);
-    own.pending.clear();
-    own.memory.rows.end_hold();
+    // What was launched before the failure reads rows and writes pages until it has ended.
+    cudaStreamSynchronize(stream);
+    own.end_sealing();
     return launched;
   }
 
-  status launch_encoding(cudaStream_t stream) {
+  status launch_encoding(cudaStream_t steps, cudaStream_t stream) {
     state& own = s();
+    for (const status& waits :
+         {status_of(cudaEventRecord(own.before_seal, steps), "recording an event"),
+          status_of(cudaStreamWaitEvent(stream, own.before_seal), "waiting for steps")})
+      if (!waits.ok()) return waits;
     encode_group* const all = own.groups.write();
     std::size_t used = 0;
     std::vector<encode_arguments> calls;
@@ -563,7 +579,7 @@ class device_cache : public cache_base<device_state<T>> {
         group = {};
         group.tokens =
             (kind == tile_kind::key ? tail.keys(shape, 0, row) : tail.values(shape, 0, row)).data;
-        group.page = own.storage.page(layer, own.pending_pages[p.first_page + tile]);
+        group.page = own.storage.page(layer, own.pending_pages->numbers()[p.first_page + tile]);
         if (own.device_factors != nullptr && kind == tile_kind::key)
           group.factors = own.device_factors + static_cast<std::size_t>(layer) * factor_floats;
       }

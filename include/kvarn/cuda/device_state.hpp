@@ -5,9 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "../cache/cache_state.hpp"
+#include "../cache/page_table.hpp"
 #include "../config.hpp"
 #include "arguments.hpp"
 #include "cache_launchers.hpp"
@@ -43,6 +45,13 @@ struct device_state : cache_state<T, device_storage<T>> {
       if (event != nullptr) cudaEventDestroy(event);
   }
 
+  // Nothing is being sealed any more; pages that were not handed over are free again.
+  void end_sealing() {
+    pending.clear();
+    pending_pages.reset();
+    this->memory.rows.end_hold();
+  }
+
   // What was begun to be sealed from there on is not kept.
   void cancel_from(sequence_id id, std::int64_t position) {
     for (pending_seal& p : pending)
@@ -59,7 +68,7 @@ struct device_state : cache_state<T, device_storage<T>> {
   cudaEvent_t before_seal = nullptr;
   cudaEvent_t sealed = nullptr;
   std::vector<pending_seal> pending;
-  std::vector<std::int32_t> pending_pages;
+  std::optional<claimed_pages> pending_pages;
   std::vector<std::uint64_t> stamps;  // by slot: the last begin that had the sequence
   std::uint64_t stamp = 0;
 };
