@@ -143,6 +143,17 @@ __device__ inline float larger_magnitude(float a, float b) {
   return out;
 }
 
+// The same of two numbers of a type of 16 bits, in the halves of a word; `a` is a result of this.
+__device__ inline std::uint32_t larger_magnitudes(element_type type, std::uint32_t a,
+                                                  std::uint32_t b) {
+  std::uint32_t out;
+  if (type == element_type::float16)
+    asm("{ .reg .b32 x; abs.f16x2 x, %2; max.NaN.f16x2 %0, %1, x; }" : "=r"(out) : "r"(a), "r"(b));
+  else
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b & 0x7fff7fffu));
+  return out;
+}
+
 // Two packed binary16.
 struct float_pair {
   float low;

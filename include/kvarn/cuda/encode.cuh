@@ -30,7 +30,7 @@ launch_status encode(const encode_arguments& arguments, cudaStream_t stream);
 namespace detail {
 
 template <class Shape, tile_kind Kind, encoder Method>
-KVARN_KERNEL void __launch_bounds__(block_threads, Shape::is_fixed ? 2 : 1)
+KVARN_KERNEL void __launch_bounds__(block_threads, Shape::blocks)
     encode_kernel(const __grid_constant__ encode_parameters p) {
   extern __shared__ float4 shared[];
   auto* const memory = reinterpret_cast<float*>(shared);
@@ -48,46 +48,74 @@ struct encode_plan {
   encode_parameters parameters;
   bool fixed;
   std::size_t shared_bytes;
-  std::size_t workspace_per_block;
+
+  std::size_t workspace_bytes() const {  // of a block
+    return static_cast<std::size_t>(parameters.workspace_floats) * sizeof(float);
+  }
 };
 
-inline encode_plan plan_encoding(const cache_format& format, tile_kind kind, encoder method) {
+// Whether a block of the current device can have so much shared memory.
+inline bool fits_block(std::size_t bytes) {
+  return static_cast<int>(bytes) <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+}
+
+inline encode_plan plan_encoding(const cache_format& format, tile_kind kind, encoder method,
+                                 bool fixed) {
   encode_plan plan{};
   encode_parameters& p = plan.parameters;
+  plan.fixed = fixed;
   p.layout = kind == tile_kind::key ? format.key_layout() : format.value_layout();
   p.recipe = recipe_of(method, kind, p.layout.bits);
   const int rows = p.layout.rows();
   const int cols = p.layout.cols();
-  plan.fixed = rows == 128 && cols == 128;
-  p.batch = plan.fixed ? 128 : 16;
-  const auto tile = static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols);
-  const std::size_t column_partials =
-      (p.recipe.refits > 0 ? 4 : 2) * 8 * static_cast<std::size_t>(cols);
-  const std::size_t buffer =
-      (std::max)(token_buffer_floats(p.layout.head_dim, p.batch), column_partials);
-  const std::size_t codes =
-      static_cast<std::size_t>(rows) * static_cast<std::size_t>((cols + 63) / 64) * 16;
-  const auto aligned = [](std::size_t floats) { return (floats + 3) / 4 * 4; };
-  std::size_t used = aligned(static_cast<std::size_t>(encode_vector_floats(rows, cols)));
-  p.buffer = static_cast<int>(used);
-  used += aligned(buffer);
-  p.codes = static_cast<int>(used);
-  used += codes;
-  p.panel = static_cast<int>(used);
-  if (plan.fixed && p.recipe.error_feedback) used += 2 * 16 * static_cast<std::size_t>(cols);
-  p.tile = static_cast<int>(used);
-  if (!plan.fixed) {
-    const std::size_t kept = tile * (p.recipe.error_feedback ? 2 : 1);
-    const auto limit = static_cast<std::size_t>(
-        (std::max)(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), 0));
-    p.in_workspace = (used + kept) * sizeof(float) > limit;
-    if (p.in_workspace)
-      plan.workspace_per_block = kept * sizeof(float);
-    else
-      used += kept;
+  p.batch = fixed ? p.layout.group : 16;
+  int used = encode_vector_floats(rows, cols);
+  const auto take = [&](int place, int floats) {
+    used = (std::max)(used, (place + floats + 3) / 4 * 4);
+    return place;
+  };
+  const int partials = partial_floats(p.recipe.refits > 0 ? 4 : 2);
+  const auto vectors = static_cast<int>(token_buffer_floats(p.layout.head_dim, p.batch));
+  p.buffer = take(used, (std::max)(vectors, partials));
+  const feedback_plan feedback{rows, cols, fixed};
+  if (p.recipe.error_feedback) {
+    if (fixed) take(p.buffer, feedback.deviation_floats());
+    p.feedback = take(used, feedback.floats());
+  } else {
+    // Sums over columns are taken while there is a history, and while unbias() gets codes made.
+    const bool beside = p.recipe.unbiased || p.recipe.scaling == row_scaling::dual_axis;
+    const int history = normalize_history_floats(rows, cols, p.recipe.iterations);
+    const int trials = 2 * scale_candidates * vector_floats(rows);
+    p.codes = take(p.buffer + (beside ? partials : 0),
+                   (std::max)({16 * rows * code_groups(cols), history, trials}));
   }
-  plan.shared_bytes = used * sizeof(float);
+  p.tile = used;
+  if (!fixed) {
+    const int tile =
+        rows * cols + (p.recipe.error_feedback ? (feedback.deviation_floats() + 3) / 4 * 4 : 0);
+    p.in_workspace = !fits_block(static_cast<std::size_t>(used + tile) * sizeof(float));
+    if (p.in_workspace)
+      p.workspace_floats = tile;
+    else
+      used += tile;
+  }
+  plan.shared_bytes = static_cast<std::size_t>(used) * sizeof(float);
   return plan;
+}
+
+// Whether there are kernels that keep the tile in registers.
+inline bool is_fixed_shape(const tile_layout& layout) {
+  return layout.group == 128 && (layout.head_dim == 64 || layout.head_dim == 128);
+}
+
+// The tile in registers where there is such a kernel and the device has the shared memory.
+inline encode_plan plan_encoding(const cache_format& format, tile_kind kind, encoder method) {
+  const tile_layout layout = kind == tile_kind::key ? format.key_layout() : format.value_layout();
+  if (is_fixed_shape(layout)) {
+    const encode_plan plan = plan_encoding(format, kind, method, true);
+    if (fits_block(plan.shared_bytes)) return plan;
+  }
+  return plan_encoding(format, kind, method, false);
 }
 
 inline int encode_blocks_in_workspace() {
@@ -100,7 +128,7 @@ launch_status launch_encoding(const encode_plan& plan, cudaStream_t stream) {
   if (launch_status s = allow_shared_memory(kernel, plan.shared_bytes); !s.ok()) return s;
   const encode_arguments& a = plan.parameters.arguments;
   std::int64_t blocks = std::int64_t{a.count} * a.kv_heads;
-  if (plan.workspace_per_block != 0)
+  if (plan.parameters.in_workspace)
     blocks = (std::min)(blocks, std::int64_t{encode_blocks_in_workspace()});
   kernel<<<static_cast<unsigned>(blocks), block_threads, plan.shared_bytes, stream>>>(
       plan.parameters);
@@ -109,8 +137,12 @@ launch_status launch_encoding(const encode_plan& plan, cudaStream_t stream) {
 
 template <tile_kind Kind, encoder Method>
 launch_status launch_encoding(const encode_plan& plan, cudaStream_t stream) {
-  return plan.fixed ? launch_encoding<fixed_shape<128, 128>, Kind, Method>(plan, stream)
-                    : launch_encoding<any_shape, Kind, Method>(plan, stream);
+  constexpr bool is_key = Kind == tile_kind::key;
+  if (!plan.fixed) return launch_encoding<any_shape, Kind, Method>(plan, stream);
+  if (plan.parameters.layout.head_dim == 128)
+    return launch_encoding<fixed_shape<128, 128>, Kind, Method>(plan, stream);
+  return launch_encoding<fixed_shape<is_key ? 128 : 64, is_key ? 64 : 128>, Kind, Method>(plan,
+                                                                                          stream);
 }
 
 }  // namespace detail
@@ -118,7 +150,7 @@ launch_status launch_encoding(const encode_plan& plan, cudaStream_t stream) {
 inline std::size_t encode_workspace_bytes(const cache_format& format, tile_kind kind,
                                           encoder method) {
   if (!validate(format).ok() || !validate(method).ok()) return 0;
-  return detail::plan_encoding(format, kind, method).workspace_per_block *
+  return detail::plan_encoding(format, kind, method).workspace_bytes() *
          static_cast<std::size_t>(detail::encode_blocks_in_workspace());
 }
 
@@ -128,7 +160,7 @@ inline launch_status encode(const encode_arguments& arguments, cudaStream_t stre
   if (arguments.count == 0) return {};
   detail::encode_plan plan =
       detail::plan_encoding(arguments.format, arguments.kind, arguments.method);
-  if (plan.workspace_per_block != 0 && arguments.workspace == nullptr)
+  if (plan.parameters.in_workspace && arguments.workspace == nullptr)
     return detail::refuse("workspace is null; this shape needs encode_workspace_bytes()");
   plan.parameters.arguments = arguments;
   plan.parameters.unit =

@@ -33,13 +33,11 @@ struct token_source {
   }
 };
 
-// sanitize of N numbers, with one test where none is replaced. `place[Stride * i]`: memory of this
-// thread for number i.
+// sanitize of N numbers of which the largest magnitude (NaN where there is one) is known.
+// `place[Stride * i]`: memory of this thread for number i.
 template <int Stride, int N>
-__device__ void sanitize_run(float (&v)[N], float* place, replaced_values& replaced) {
-  float largest = 0.0f;
-#pragma unroll
-  for (int i = 0; i < N; ++i) largest = larger_magnitude(largest, v[i]);
+__device__ void sanitize_run(float (&v)[N], float largest, float* place,
+                             replaced_values& replaced) {
   if (largest <= 65504.0f) return;
 #pragma unroll
   for (int i = 0; i < N; ++i) place[Stride * i] = v[i];
@@ -47,6 +45,27 @@ __device__ void sanitize_run(float (&v)[N], float* place, replaced_values& repla
   for (int i = 0; i < N; ++i) place[Stride * i] = sanitize(place[Stride * i], replaced);
 #pragma unroll
   for (int i = 0; i < N; ++i) v[i] = place[Stride * i];
+}
+template <int Stride, int N>
+__device__ void sanitize_run(float (&v)[N], float* place, replaced_values& replaced) {
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < N; ++i) largest = larger_magnitude(largest, v[i]);
+  sanitize_run<Stride>(v, largest, place, replaced);
+}
+
+// 16 numbers of a type of 16 bits, and the largest of their magnitudes (NaN where one is).
+template <element_type Type>
+__device__ float widen_sixteen(const uint4 (&raw)[2], float (&v)[16]) {
+  widen_eight(raw[0], Type, v);
+  widen_eight(raw[1], Type, v + 8);
+  const std::uint32_t words[8] = {raw[0].x, raw[0].y, raw[0].z, raw[0].w,
+                                  raw[1].x, raw[1].y, raw[1].z, raw[1].w};
+  std::uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) largest = larger_magnitudes(Type, largest, words[i]);
+  const float_pair pair = unpack_pair(Type, largest);
+  return larger_magnitude(pair.low, pair.high);
 }
 
 // Loads `count` vectors from `first_vector` on into buffer tokens 0 .. count - 1, sanitized; with
@@ -57,26 +76,29 @@ __device__ void load_tokens(const token_source& source, int first_vector, int co
                             const token_buffer<Dim>& buffer, replaced_values& replaced) {
   const int dim = buffer.dim();
   const int block = dim / hadamard_core(dim);
-  const int runs = dim / 16;
-  const int units = count * runs;
-  const auto place = [&](int unit) {
-    return source.place(first_vector + unit / runs) + 16 * (unit % runs) * source.strides.channel;
+  const auto runs = static_cast<unsigned>(dim) / 16;
+  const unsigned units = static_cast<unsigned>(count) * runs;
+  const auto place = [&](unsigned unit) {
+    return source.place(first_vector + static_cast<int>(unit / runs)) +
+           static_cast<int>(16 * (unit % runs)) * source.strides.channel;
   };
-  const auto finish = [&](int unit, float(&v)[16]) {
-    const int run = unit % runs;
-    float* const out = buffer.data + (run >> 2) * buffer.plane() + 68 * (unit / runs) + (run & 3);
-    sanitize_run<4>(v, out, replaced);
+  const auto memory = [&](unsigned unit) {
+    const auto token = static_cast<int>(unit / runs);
+    const auto run = static_cast<int>(unit % runs);
+    return buffer.data + (run >> 2) * buffer.plane() + 68 * token + (run & 3);
+  };
+  const auto finish = [&](float* out, float(&v)[16]) {
     if (rotate) rotate_neighbours(v, block);
 #pragma unroll
     for (int i = 0; i < 16; ++i) out[4 * i] = v[i];
   };
-  const int thread = static_cast<int>(threadIdx.x);
+  const unsigned thread = threadIdx.x;
   if (source.type != element_type::float32 && source.is_vectorised()) {
-    for (int base = thread; base < units; base += Ahead * Threads) {
+    for (unsigned base = thread; base < units; base += Ahead * Threads) {
       uint4 raw[Ahead][2];
 #pragma unroll
       for (int a = 0; a < Ahead; ++a) {
-        const int unit = base + a * Threads;
+        const unsigned unit = base + a * Threads;
         if (unit >= units) break;
         const auto* const from = reinterpret_cast<const uint4*>(
             static_cast<const std::uint16_t*>(source.data) + place(unit));
@@ -85,23 +107,28 @@ __device__ void load_tokens(const token_source& source, int first_vector, int co
       }
 #pragma unroll
       for (int a = 0; a < Ahead; ++a) {
-        const int unit = base + a * Threads;
+        const unsigned unit = base + a * Threads;
         if (unit >= units) break;
         float v[16];
-        widen_eight(raw[a][0], source.type, v);
-        widen_eight(raw[a][1], source.type, v + 8);
-        finish(unit, v);
+        float* const out = memory(unit);
+        const float largest = source.type == element_type::float16
+                                  ? widen_sixteen<element_type::float16>(raw[a], v)
+                                  : widen_sixteen<element_type::bfloat16>(raw[a], v);
+        sanitize_run<4>(v, largest, out, replaced);
+        finish(out, v);
       }
     }
   } else {
 #pragma unroll 1
-    for (int unit = thread; unit < units; unit += Threads) {
+    for (unsigned unit = thread; unit < units; unit += Threads) {
       const std::int64_t start = place(unit);
       float v[16];
 #pragma unroll
       for (int i = 0; i < 16; ++i)
         v[i] = load_element(source.data, source.type, start + i * source.strides.channel);
-      finish(unit, v);
+      float* const out = memory(unit);
+      sanitize_run<4>(v, out, replaced);
+      finish(out, v);
     }
   }
   if (rotate)
