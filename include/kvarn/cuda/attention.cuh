@@ -1,5 +1,7 @@
 // Decode attention over sink, sealed pages and tail, straight from the packed bytes: one kernel
-// over runs of chunks (attention_block.cuh), one that joins them (attention_combine.cuh).
+// over runs of chunks (attention_block.cuh). Blocks of one sequence join what they have
+// (attention_combine.cuh) through the shared memory of a cluster where it holds them, else a second
+// kernel does.
 //
 // The work of a sequence and KV head is cut into chunks: the sink in blocks of 128 tokens, the
 // sealed groups eight at a time, the tail in blocks of 128. A block of threads takes a run of
@@ -79,7 +81,6 @@ KVARN_KERNEL void __launch_bounds__(32 * Warps, BlocksPerSm)
     attention_kernel(const __grid_constant__ attention_parameters p) {
   extern __shared__ float4 shared[];
   __shared__ attention_barriers<Warps> barriers;
-  wait_for_kernels_before();
   attention_block<format_of_id(Format), Warps, RowBlocks>(p, reinterpret_cast<std::byte*>(shared),
                                                           barriers)
       .run();
@@ -106,23 +107,33 @@ attention_plan plan_attention(const attention_arguments& a) {
   attention_plan plan{};
   attention_parameters& p = plan.parameters;
   p.arguments = a;
+  p.by_heads = divisor::of(a.heads);
+  p.by_kv_heads = divisor::of(a.kv_heads);
   p.page_bytes = static_cast<std::uint32_t>(Format.page_bytes(a.kv_heads));
   const int rows = a.max_tokens * a.heads;
   p.block_rows = rows > 4 ? 4 * Policy.row_blocks : 4;
   const int chunks =
       (std::max)(sequence_chunks::of(a.max_sink, a.max_pages, a.max_tail).count(), 1);
   const int heads = a.count * a.kv_heads * blocks_of(rows, p.block_rows);
+  const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   int splits = a.splits;
-  if (splits <= 0)
-    splits = (std::max)(1, Policy.blocks_per_sm * device_attribute(cudaDevAttrMultiProcessorCount) /
-                               (std::max)(heads, 1));
+  if (splits <= 0) {
+    const int one_each = (std::max)(1, multiprocessors / (std::max)(heads, 1));
+    splits = (std::max)(1, Policy.blocks_per_sm * multiprocessors / (std::max)(heads, 1));
+    // Unless each block has eight chunks, one a warp, fewer parts to join are worth more, where
+    // they still fill the device.
+    if (chunks < 8 * splits && std::int64_t{8} * heads * one_each >= 7 * multiprocessors)
+      splits = one_each;
+  }
   p.splits = (std::min)(splits, chunks);
   p.partials = (std::max)((std::min)(chunks, sequence_chunks::longest_uneven_run * p.splits),
                           blocks_of(chunks, chunks_per_section));
-  if (p.splits > 1)
-    plan.workspace_bytes = sizeof(float) * static_cast<std::size_t>(heads) *
-                           static_cast<std::size_t>(p.partials * p.block_rows) *
-                           layout::stored_stride;
+  p.by_splits = divisor::of(p.splits);
+  // All at once, since not every multiprocessor may be of use to a cluster: with 256 blocks in
+  // clusters of four, two on each of 132, some wait for others to end.
+  p.joins = p.splits == 1 ||
+            (p.splits <= max_cluster && runs_newer_code() &&
+             std::int64_t{2} * heads * p.splits <= Policy.blocks_per_sm * multiprocessors);
 
   int used = Policy.warps * layout::slot_bytes;
   const auto take = [&](std::size_t floats) {
@@ -138,13 +149,26 @@ attention_plan plan_attention(const attention_arguments& a) {
   p.parts = take((std::max)(vectors, std::size_t{layout::part_floats}));
   p.lag = 0;
   constexpr int reserved = 1024 + static_cast<int>(sizeof(attention_barriers<Policy.warps>));
-  if (used + 4 * layout::part_floats <=
+  const int most =
       device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / Policy.blocks_per_sm -
-          reserved) {
+      reserved;
+  if (used + 4 * layout::part_floats <= most) {
     take(layout::part_floats);
     p.lag = 1;
   }
+  if (p.joins && p.splits > 1) {
+    while (p.splits << p.row_shift < p.block_rows) ++p.row_shift;
+    const int row_bytes = static_cast<int>(sizeof(float)) * layout::stored_stride;
+    p.near_partials =
+        (std::min)(p.partials, (std::max)(most - used, 0) / (row_bytes << p.row_shift));
+    p.stored =
+        take(static_cast<std::size_t>((p.near_partials << p.row_shift) * layout::stored_stride));
+  }
   plan.shared_bytes = used;
+  if (p.splits > 1 && p.partials > p.near_partials)
+    plan.workspace_bytes = sizeof(float) * static_cast<std::size_t>(heads) *
+                           static_cast<std::size_t>(p.partials * p.block_rows) *
+                           layout::stored_stride;
   return plan;
 }
 
@@ -211,7 +235,7 @@ launch_status attend(const attention_arguments& arguments, cudaStream_t stream) 
   if (launch_status s = detail::check_attention(a); !s.ok() || a.count == 0) return s;
   detail::attention_plan plan = detail::plan_attention<Format, Policy>(a);
   detail::attention_parameters& p = plan.parameters;
-  if (p.splits > 1 && a.workspace == nullptr)
+  if (plan.workspace_bytes > 0 && a.workspace == nullptr)
     return detail::refuse("workspace is null; this call needs attention_workspace_bytes()");
   p.scale = a.softmax_scale * 1.44269504f *
             detail::rotation_unit(Format.key_head_dim, !a.queries_rotated);
@@ -232,12 +256,13 @@ launch_status attend(const attention_arguments& arguments, cudaStream_t stream) 
     return s;
   const dim3 grid(static_cast<unsigned>(p.splits), static_cast<unsigned>(row_blocks),
                   static_cast<unsigned>(a.count));
-  const launch_status s = detail::launch(kernel, grid, 32 * Policy.warps,
-                                         static_cast<std::size_t>(plan.shared_bytes), stream, p);
-  if (!s.ok() || p.splits == 1) return s;
+  const launch_status s =
+      detail::launch(kernel, grid, 32 * Policy.warps, static_cast<std::size_t>(plan.shared_bytes),
+                     stream, p, p.joins ? p.splits : 1);
+  if (!s.ok() || p.joins) return s;
   return detail::launch(detail::combine_kernel<Format.id()>,
                         dim3(static_cast<unsigned>((std::min)(rows, p.block_rows)), grid.y, grid.z),
-                        detail::combine_threads,
+                        detail::row_threads<Format.value_head_dim>,
                         sizeof(float) * detail::token_buffer_floats(Format.value_head_dim, 16),
                         stream, p);
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "../format/tile_layout.hpp"
+#include "attention_combine.cuh"
 #include "attention_exact.cuh"
 #include "attention_rows.cuh"
 #include "attention_tile.cuh"
@@ -36,59 +37,66 @@ class attention_block {
         work_(barriers.work[warp_]) {}
 
   __device__ void run() {
+    // What can be done before the kernels in front have ended.
     const int heads = p_.arguments.heads;
-    const int first_row = static_cast<int>(blockIdx.y) / p_.arguments.kv_heads * block_rows;
+    const int row_block = p_.by_kv_heads.quotient(static_cast<int>(blockIdx.y));
+    const int kv_head = static_cast<int>(blockIdx.y) - row_block * p_.arguments.kv_heads;
+    const int first_row = row_block * block_rows;
+    const int first_token = p_.by_heads.quotient(first_row);
+    const std::int64_t query_place = place_of_query(kv_head, first_row);
+    init_barriers();
+    if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0)
+      prefetch(p_.arguments.sequences + blockIdx.z);
+    wait_for_kernels_before();
+
+    copy_sequence();
     const int rows = min(sequence().tokens * heads - first_row, block_rows);
+    // Behind the records queries would wait, and all warps for each other.
+    channel_run raw[lane_runs<layout::key_dim>];
+    request_queries(raw, query_place, kv_head, first_row, rows);
     const auto chunks =
         sequence_chunks::of(sequence().sink.count, sequence().page_count, sequence().tail.count);
-    const int run = chunks.run(p_.splits);
-    const int first = chunks.first(static_cast<int>(blockIdx.x), p_.splits, run);
-    const int end = chunks.first(static_cast<int>(blockIdx.x) + 1, p_.splits, run);
-    if (rows <= 0 || (first >= end && p_.splits > 1)) return;
+    const int run = chunks.run(p_.splits, p_.by_splits);
+    const int first = chunks.first(static_cast<int>(blockIdx.x), p_.splits, p_.by_splits, run);
+    const int end = chunks.first(static_cast<int>(blockIdx.x) + 1, p_.splits, p_.by_splits, run);
+    if (rows <= 0 || (first >= end && !p_.joins)) return;
+    const int first_sealed = max(first - chunks.sink, 0);
+    const int end_sealed = min(max(end - chunks.sink, 0), chunks.sealed);
+    const group_range groups{groups_per_chunk * first_sealed,
+                             min(groups_per_chunk * end_sealed, sequence().page_count),
+                             max(end_sealed - first_sealed, 0) / groups_per_chunk};
+    const page_entry first_entry = entry(groups, lane_index());
+    if (is_cluster()) arrive_in_cluster<false>();
     if (lane_index() == 0) {
-      const int first_sealed = max(first - chunks.sink, 0);
-      const int end_sealed = min(max(end - chunks.sink, 0), chunks.sealed);
       work_.first_row = first_row;
-      work_.first_end = sequence().position + first_row / heads + 1;
-      work_.spread = (first_row + rows - 1) / heads - first_row / heads;
-      work_.kv_head = static_cast<int>(blockIdx.y) % p_.arguments.kv_heads;
+      work_.first_end = sequence().position + first_token + 1;
+      work_.spread = p_.by_heads.quotient(first_row + rows - 1) - first_token;
+      work_.kv_head = kv_head;
       work_.base = p_.arguments.pages + Format.key_offset(work_.kv_head);
-      work_.pages = sequence().pages;
       work_.rows = rows;
       work_.next = first;
       work_.end = end;
       work_.partial = chunks.partial(run);
+      work_.partials =
+          work_.partial == 1 ? chunks.count() : blocks_of(chunks.count(), chunks_per_section);
       work_.join = {first, 0};
-      work_.first_group = groups_per_chunk * first_sealed;
-      work_.end_group = min(groups_per_chunk * end_sealed, sequence().page_count);
+      work_.sealed = groups;
       work_.sink_chunks = chunks.sink;
       work_.first_tail = chunks.sink + chunks.sealed;
-      work_.whole = max(end_sealed - first_sealed, 0) / groups_per_chunk;
       work_.first_whole = chunks.sink + first_sealed;
     }
     __syncwarp();
-    const page_entry first_entry = entry(lane_index());
-    if (lane_index() == 0) {
-      keys_.init();
-      values_.init();
-      if (warp_ == 0)
-        for (int i = 0; i < 2; ++i) {
-          shared_barrier(&barriers_.ready[i]).init(threads);
-          shared_barrier(&barriers_.free[i]).init(threads);
-        }
-      shared_barrier::fence_init();
-    }
-    prefetch_exact(next_exact(first));
-    // Behind the records queries would wait, and all warps for each other.
-    load_queries();
+    prepare_queries(raw, query_place, kv_head, first_row, rows);
     list_groups(first_entry);
     advance();
     start_keys();
     start_values();
-    prepare_queries();
+    prefetch_exact(next_exact(first));
+    if (is_cluster()) wait_for_cluster();  // all its blocks have begun
+    __syncthreads();                       // queries are there
     int step = 0;
     while (attend_step(step)) step += Blocks;
-    if (p_.splits == 1) finish(first < end);
+    if (p_.joins) finish();
   }
 
  private:
@@ -98,22 +106,40 @@ class attention_block {
   static constexpr int channels = layout::value_dim / 8;  // of a lane
   static constexpr int warps_per_row = Warps / 4;         // when parts are joined
 
-  __device__ const attention_sequence& sequence() const {
-    return p_.arguments.sequences[blockIdx.z];
+  __device__ const attention_sequence& sequence() const { return work_.sequence; }
+  __device__ void copy_sequence() const {
+    constexpr int words = sizeof(attention_sequence) / sizeof(std::uint32_t);
+    static_assert(words <= 32);
+    if (lane_index() < words)
+      reinterpret_cast<std::uint32_t*>(&work_.sequence)[lane_index()] =
+          reinterpret_cast<const std::uint32_t*>(p_.arguments.sequences + blockIdx.z)[lane_index()];
+    __syncwarp();
+  }
+
+  __device__ void init_barriers() const {
+    if (lane_index() != 0) return;
+    keys_.init();
+    values_.init();
+    if (warp_ == 0)
+      for (int i = 0; i < 2; ++i) {
+        shared_barrier(&barriers_.ready[i]).init(threads);
+        shared_barrier(&barriers_.free[i]).init(threads);
+      }
+    shared_barrier::fence_init();
   }
 
   // Entry n of those this warp takes: 64 / Warps of every eight chunks that are taken whole, then
   // one (or two) of every chunk.
-  __device__ page_entry entry(int n) const {
+  __device__ page_entry entry(const group_range& groups, int n) const {
     constexpr int per_eight = 64 / Warps;
-    int group = work_.first_group + groups_per_chunk * 8 * (n / per_eight) +
+    int group = groups.first + groups_per_chunk * 8 * (n / per_eight) +
                 groups_per_chunk * (warp_ + Warps * (n % per_eight / groups_per_chunk)) +
                 n % groups_per_chunk;
-    const int behind = n - per_eight * work_.whole;
+    const int behind = n - per_eight * groups.whole;
     if (behind >= 0)
-      group = work_.first_group + groups_per_chunk * 8 * work_.whole + warp_ + Warps * behind;
-    if (group >= work_.end_group) return {0, 0, 0};
-    const auto raw = __ldg(reinterpret_cast<const uint4*>(work_.pages + group));
+      group = groups.first + groups_per_chunk * 8 * groups.whole + warp_ + Warps * behind;
+    if (group >= groups.end) return {0, 0, 0};
+    const auto raw = __ldg(reinterpret_cast<const uint4*>(sequence().pages + group));
     return {static_cast<std::int64_t>(raw.x | (static_cast<std::uint64_t>(raw.y) << 32)),
             static_cast<std::int32_t>(raw.z), static_cast<std::int32_t>(raw.w)};
   }
@@ -128,7 +154,7 @@ class attention_block {
   }
   // The next group of this warp.
   __device__ void advance() {
-    if (taken_ % 32 == 0 && taken_ > 0) list_groups(entry(taken_ + lane_index()));
+    if (taken_ % 32 == 0 && taken_ > 0) list_groups(entry(work_.sealed, taken_ + lane_index()));
     loaded_ = work_.groups[taken_ % 32];
     ++taken_;
   }
@@ -165,55 +191,106 @@ class attention_block {
     return {reinterpret_cast<float*>(shared_ + p_.parts), block_rows, dim};
   }
 
-  // Puts the queries into shared memory, rotated but for the last stage.
-  __device__ void load_queries() {
+  // Queries come as lane_channels, row by row. Those of other dimensions than powers of two are
+  // rotated in shared memory before.
+  static constexpr bool rotates_in_lanes = hadamard_core(layout::key_dim) == 1;
+  __device__ static int query_row() { return static_cast<int>(threadIdx.x) >> 4; }
+  __device__ static int query_lane() { return static_cast<int>(threadIdx.x) & 15; }
+
+  __device__ token_source queries(int kv_head) const {
     const attention_arguments& a = p_.arguments;
-    const token_source source{sequence().queries, a.query_type, a.heads,
-                              std::int64_t{work_.kv_head} * a.heads * a.query_strides.head,
-                              a.query_strides};
-    const auto buffer = vectors(layout::key_dim);
-    replaced_values replaced;
-    load_tokens<1, threads>(source, work_.first_row, work_.rows, !a.queries_rotated, buffer,
-                            replaced);
+    return {sequence().queries, a.query_type, a.heads,
+            std::int64_t{kv_head} * a.heads * a.query_strides.head, a.query_strides};
+  }
+  // The element at which this lane's channels of its row begin.
+  __device__ std::int64_t place_of_query(int kv_head, int first_row) const {
+    const attention_arguments& a = p_.arguments;
+    const int row = first_row + query_row();
+    const int token = p_.by_heads.quotient(row);
+    return token * a.query_strides.token +
+           (std::int64_t{kv_head} * a.heads + row - token * a.heads) * a.query_strides.head +
+           8 * query_lane() * a.query_strides.channel;
+  }
+  __device__ void request_queries(channel_run (&raw)[lane_runs<layout::key_dim>],
+                                  std::int64_t place, int kv_head, int first_row, int rows) const {
+    const token_source source = queries(kv_head);
+    if constexpr (!rotates_in_lanes) {
+      replaced_values replaced;
+      load_tokens<1, threads>(source, first_row, rows, !p_.arguments.queries_rotated,
+                              vectors(layout::key_dim), replaced);
+    } else if (query_row() < rows) {
+#pragma unroll
+      for (int k = 0; k < lane_runs<layout::key_dim>; ++k)
+        if (layout::key_dim % 128 == 0 || 8 * (16 * k + query_lane()) < layout::key_dim)
+          raw[k].request(source, place + 128 * k, source.is_vectorised());
+    }
   }
   // Rotates them and puts them where scores take them from, with magnitudes of at most
-  // largest_query.
-  __device__ void prepare_queries() {
+  // largest_query. The block is not synchronised.
+  __device__ void prepare_queries(const channel_run (&raw)[lane_runs<layout::key_dim>],
+                                  std::int64_t place, int kv_head, int first_row, int rows) const {
+    constexpr int dim = layout::key_dim;
     const attention_arguments& a = p_.arguments;
-    const auto buffer = vectors(layout::key_dim);
-    const bool strided = !a.queries_rotated && hadamard_core(layout::key_dim) == 1;
-    const int l = static_cast<int>(threadIdx.x) & 15;
-    for (int first = 0; first < block_rows; first += threads / 16) {
-      const int row = first + (static_cast<int>(threadIdx.x) >> 4);
-      constexpr int steps = layout::key_dim / 16;
-      float v[steps] = {};
-      float largest = 1e-30f;
-      if (row < work_.rows) {
-        read_strided(buffer, row, l, v);
-        if (strided) rotate_strided(v, steps);
+    const int row = query_row();
+    const int l = query_lane();
+    if (2 * warp_ < block_rows) {
+      lane_channels<dim> v = {};
+      if (row < rows) {
+        if constexpr (!rotates_in_lanes) {
+          const auto buffer = vectors(dim);
+          for_channels<dim>(v, [&](float& x, int c) { x = *buffer.at(row, c); });
+        } else {
+          const token_source source = queries(kv_head);
+          replaced_values replaced;
 #pragma unroll
-        for (int j = 0; j < steps; ++j) largest = fmaxf(largest, fabsf(v[j]));
+          for (int k = 0; k < lane_runs<dim>; ++k) {
+            const int c = 8 * (16 * k + l);
+            if (dim % 128 != 0 && c >= dim) break;
+            raw[k].take(source, place + 128 * k * source.strides.channel, source.is_vectorised(),
+                        query(row) + c, v[k]);
+            sanitize_run<1>(v[k], query(row) + c, replaced);
+          }
+        }
       }
+      if constexpr (rotates_in_lanes)
+        if (!a.queries_rotated) rotate_row<dim>(v, l);
+      float largest = 1e-30f;
+      for_channels<dim>(v, [&](float& x, int) { largest = fmaxf(largest, fabsf(x)); });
 #pragma unroll
       for (int lane = 1; lane < 16; lane *= 2)
         largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, lane));
-      if (row >= block_rows) continue;
       const float inverse = largest_query / largest;
 #pragma unroll
-      for (int j = 0; j < layout::padded_key_dim / 16; ++j) {
-        const float x = j < steps ? v[j < steps ? j : 0] * inverse : 0.0f;
-        const std::uint16_t rounded = float16(x).bits;
-        query(row)[l + 16 * j] = x;
-        query_parts(row, 0)[place_of_channel(l + 16 * j)] = rounded;
-        query_parts(row, 1)[place_of_channel(l + 16 * j)] = float16(x - to_float(rounded)).bits;
+      for (int k = 0; k < lane_runs<layout::padded_key_dim>; ++k) {
+        const int c = 8 * (16 * k + l);
+        if (c >= layout::padded_key_dim) break;
+        float x[8];
+        std::uint16_t parts[2][8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          x[i] = v[k][i] * inverse;
+          const std::uint16_t rounded = float16(x[i]).bits;
+          parts[0][place_of_channel(i)] = rounded;
+          parts[1][place_of_channel(i)] = float16(x[i] - to_float(rounded)).bits;
+        }
+        auto* const out = reinterpret_cast<float4*>(query(row) + c);
+        out[0] = make_float4(x[0], x[1], x[2], x[3]);
+        out[1] = make_float4(x[4], x[5], x[6], x[7]);
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+          const auto pair = [&](int i) {
+            return parts[part][2 * i] | static_cast<std::uint32_t>(parts[part][2 * i + 1]) << 16;
+          };
+          *reinterpret_cast<uint4*>(query_parts(row, part) + c) =
+              make_uint4(pair(0), pair(1), pair(2), pair(3));
+        }
       }
       if (l == 0) {
         query(row)[layout::query_unit] = largest * (1.0f / largest_query) * p_.scale;
         query(row)[layout::query_offset] =
-            __int_as_float((work_.first_row + row) / a.heads - work_.first_row / a.heads);
+            __int_as_float(p_.by_heads.quotient(first_row + row) - p_.by_heads.quotient(first_row));
       }
     }
-    __syncthreads();
   }
 
   // The results of one step (4 rows with one chunk): leaf by leaf the values of each row, then the
@@ -237,7 +314,7 @@ class attention_block {
   }
   // Whether each warp takes one of this chunk and the next seven.
   __device__ bool is_whole(int chunk) const {
-    return chunk >= work_.first_whole && chunk < work_.first_whole + 8 * work_.whole;
+    return chunk >= work_.first_whole && chunk < work_.first_whole + 8 * work_.sealed.whole;
   }
 
   // A chunk, or eight, of all rows. False where there is none; then joins the last one.
@@ -277,9 +354,10 @@ class attention_block {
     }
     const int chunk = work_.next;
     __syncwarp();
-    if (lane_index() == 0) work_.next = chunk + (is_whole(chunk) ? groups_per_chunk : 1);
+    const int next = chunk + (is_whole(chunk) ? groups_per_chunk : 1);
+    if (lane_index() == 0) work_.next = next;
     __syncwarp();
-    return chunk < work_.end;
+    return (p_.lag > 0 ? chunk : next) < work_.end;
   }
 
   __device__ static void clear(softmax_state (&state)[Blocks], float (&sum)[Blocks][channels]) {
@@ -564,27 +642,57 @@ class attention_block {
     __syncwarp();
   }
 
-  // Where a row of a partial sum is kept for the combining kernel.
+  // Where a row of a partial sum is kept until it is joined.
   __device__ float* stored_row(int partial, int row) const {
+    if (work_.partials <= p_.near_partials) {
+      const int near = (partial << p_.row_shift) + (row & ((1 << p_.row_shift) - 1));
+      return in_block_of_cluster(
+          reinterpret_cast<float*>(shared_ + p_.stored) + near * layout::stored_stride,
+          row >> p_.row_shift);
+    }
     const std::int64_t head = std::int64_t{blockIdx.z} * gridDim.y + blockIdx.y;
     return static_cast<float*>(p_.arguments.workspace) +
            ((head * p_.partials + partial) * block_rows + row) * layout::stored_stride;
   }
 
-  __device__ void finish(bool has_any) {
-    __syncthreads();
+  __device__ bool is_cluster() const { return p_.joins && p_.splits > 1; }
+  // From the sums of this block, or of all blocks of the cluster, of which each takes some rows, to
+  // the output.
+  __device__ void finish() {
+    int first = 0;
+    int rows = work_.rows;
+    if (is_cluster()) {
+      arrive_in_cluster<true>();
+      wait_for_cluster();
+      first = static_cast<int>(blockIdx.x) << p_.row_shift;
+      rows = min(rows - first, 1 << p_.row_shift);
+      if (rows <= 0) return;
+    } else {
+      __syncthreads();
+    }
     const auto buffer = vectors(layout::value_dim);
-    for (int item = static_cast<int>(threadIdx.x); item < work_.rows * layout::value_dim;
-         item += threads) {
-      const int row = item / layout::value_dim;
-      const int d = item % layout::value_dim;
-      *buffer.at(row, d) = has_any ? reinterpret_cast<const float*>(sums(1, row))[d] : 0.0f;
+    auto* const states = reinterpret_cast<softmax_state*>(shared_ + p_.states);
+    if (is_cluster()) {
+      const int row_stride = layout::stored_stride;
+      const bool is_near = work_.partials <= p_.near_partials;
+      join_rows<layout::value_dim, threads, 8>(
+          rows, work_.partials, chunks_per_section / work_.partial, stored_row(0, first),
+          row_stride, is_near ? row_stride << p_.row_shift : row_stride * block_rows, buffer,
+          states);
+    } else {
+      for (int item = static_cast<int>(threadIdx.x); item < rows * layout::value_dim;
+           item += threads) {
+        const int row = item / layout::value_dim;
+        const int d = item % layout::value_dim;
+        *buffer.at(row, d) =
+            work_.partials > 0 ? reinterpret_cast<const float*>(sums(1, row))[d] : 0.0f;
+      }
     }
     __syncthreads();
     finish_rows<layout::value_dim, threads>(
-        p_, sequence(), work_.kv_head, work_.first_row, work_.rows, buffer, [&](int row) {
-          return has_any ? sum_state(1, row, (row & 3) * warps_per_row)
-                         : softmax_state{nothing_seen, 0.0f};
+        p_, sequence(), work_.kv_head, work_.first_row + first, rows, buffer, [&](int row) {
+          if (work_.partials == 0) return softmax_state{nothing_seen, 0.0f};
+          return is_cluster() ? states[row] : sum_state(1, row, (row & 3) * warps_per_row);
         });
   }
 

@@ -2,6 +2,7 @@
 // rows.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -9,6 +10,7 @@
 #include "attention_tile.cuh"
 #include "device.cuh"
 #include "rotation.cuh"
+#include "tokens.cuh"
 
 namespace kvarn::cuda {
 inline namespace KVARN_CUDA_NAMESPACE {
@@ -18,8 +20,29 @@ inline constexpr int groups_per_chunk = 8;
 inline constexpr int chunks_per_section = 4;
 inline constexpr int exact_chunk = 128;  // tokens
 
+// A number by which a kernel divides: quotients of 0 <= a < 2^31 are exact.
+struct divisor {
+  std::uint32_t factor;  // 2^(31 + shift) / value, rounded up
+  int shift;
+
+  // 1 in the place of smaller ones.
+  static divisor of(int value) {
+    const auto v = static_cast<std::uint64_t>((std::max)(value, 1));
+    int shift = 0;
+    while ((std::uint64_t{1} << shift) < v) ++shift;
+    const std::uint64_t power = std::uint64_t{1} << (31 + shift);
+    return {static_cast<std::uint32_t>((power + v - 1) / v), shift};
+  }
+  __device__ int quotient(int a) const {
+    return static_cast<int>(__umulhi(2u * static_cast<unsigned>(a), factor) >> shift);
+  }
+};
+
 struct attention_parameters {
   attention_arguments arguments;
+  divisor by_splits;
+  divisor by_heads;
+  divisor by_kv_heads;
   float scale;      // of logits in units of log 2, with the rotation's factor
   float out_scale;  // of the rotation back
   soft_cap cap;     // in units of log 2
@@ -27,6 +50,11 @@ struct attention_parameters {
   int block_rows;   // rows of queries in a block of threads, 4 or 8
   int splits;       // blocks of threads that a sequence is cut into
   int partials;     // sums that one sequence stores, at most
+  // The blocks of a sequence are one cluster (or one block), which joins their sums: each block
+  // those of 2^row_shift rows. Else a second kernel does.
+  bool joins;
+  int row_shift;
+  int near_partials;  // up to so many are stored in shared memory of the block that joins them
   std::uint32_t page_bytes;
   int lag;  // by how many steps parts are joined later: 1 where there is room for those of two
   // Offsets into shared memory, in bytes.
@@ -34,6 +62,7 @@ struct attention_parameters {
   int sums;
   int states;
   int parts;
+  int stored;
 };
 
 KVARN_INLINE constexpr int blocks_of(int count, int size) { return (count + size - 1) / size; }
@@ -54,8 +83,8 @@ struct sequence_chunks {
 
   // How many each of `splits` blocks takes, whole sections; 0: where that would give some more than
   // an eighth too many, each takes about the same time.
-  KVARN_INLINE constexpr int run(int splits) const {
-    const int even = quotient(count() + splits - 1, splits);
+  __device__ int run(int splits, const divisor& by_splits) const {
+    const int even = by_splits.quotient(count() + splits - 1);
     const int whole = chunks_per_section * blocks_of(even, chunks_per_section);
     return splits == 1 || (even >= chunks_per_section && 8 * whole <= 9 * even) ? whole : 0;
   }
@@ -65,19 +94,14 @@ struct sequence_chunks {
 
   // The first chunk of block `block` of `splits`; that of `splits` is the end. Exact chunks take
   // about a quarter of the time of sealed ones.
-  KVARN_INLINE constexpr int first(int block, int splits, int run) const {
+  __device__ int first(int block, int splits, const divisor& by_splits, int run) const {
     const auto within = [](int i, int last) { return i < 0 ? 0 : i > last ? last : i; };
     if (run > 0) return within(block * run, count());
     if (splits >= count()) return within(block, count());
     // Chunks whose middle is in front of this, in halves of the time of an exact one.
-    const int time = quotient(block * (2 * sink + 8 * sealed + 2 * tail), splits);
+    const int time = by_splits.quotient(block * (2 * sink + 8 * sealed + 2 * tail));
     return within(time / 2, sink) + within((time - 2 * sink + 3) / 8, sealed) +
            within((time - 2 * sink - 8 * sealed) / 2, tail);
-  }
-
- private:
-  KVARN_INLINE static constexpr int quotient(int a, int b) {
-    return static_cast<int>(static_cast<unsigned>(a) / static_cast<unsigned>(b));
   }
 };
 
@@ -119,6 +143,38 @@ struct attention_layout {
   static constexpr int part_floats = groups_per_chunk * 4 * (part_stride + 2);
 };
 
+// 16 lanes take a row of head vectors: lane l has channels 8 (16 k + l) + i = v[k][i].
+template <int Dim>
+inline constexpr int lane_runs = blocks_of(Dim, 128);
+template <int Dim>
+using lane_channels = float[lane_runs<Dim>][8];
+
+// Calls f(x, channel) for those of this lane.
+template <int Dim, class F>
+__device__ inline void for_channels(lane_channels<Dim>& v, F f) {
+#pragma unroll
+  for (int k = 0; k < lane_runs<Dim>; ++k) {
+    const int first = 8 * (16 * k + (static_cast<int>(threadIdx.x) & 15));
+    if (Dim % 128 != 0 && first >= Dim) break;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) f(v[k][i], first + i);
+  }
+}
+
+// The rotation of such rows, where the dimension is a power of two.
+template <int Dim>
+__device__ inline void rotate_row(lane_channels<Dim>& v, int l) {
+  constexpr int lanes = Dim < 128 ? Dim / 8 : 16;
+  rotate_in_lanes<lanes>(v, l & (lanes - 1), 1.0f);
+}
+
+// In nats.
+__device__ inline float log_of_sum(softmax_state s) {
+  return s.sum > 0.0f ? static_cast<float>((s.maximum + log2(static_cast<double>(s.sum))) *
+                                           0.69314718055994531)
+                      : __int_as_float(0xff800000);
+}
+
 // From sums to the output: the sink logit, the division, the rotation back. `sums` holds `rows`
 // rows and `state(row)` their maximum and sum; the block is synchronised before.
 template <int Dim, int Threads, class State>
@@ -129,7 +185,7 @@ __device__ void finish_rows(const attention_parameters& p, const attention_seque
   constexpr int core = hadamard_core(Dim);
   constexpr int steps = Dim / 16;
   const int thread = static_cast<int>(threadIdx.x);
-  if (a.rotate_output) {
+  if (core != 1 && a.rotate_output) {
     for (int unit = thread; unit < rows * steps; unit += Threads) {
       float* const place = sums.at(unit / steps, 16 * (unit % steps));
       float v[16];
@@ -142,9 +198,14 @@ __device__ void finish_rows(const attention_parameters& p, const attention_seque
     rotate_cores<Threads>(sums, rows);
   }
   const int l = thread & 15;
-  for (int row = thread >> 4; row < rows; row += Threads / 16) {
-    const int token = (first_row + row) / a.heads;
-    const int head = kv_head * a.heads + (first_row + row) % a.heads;
+  for (int first = 2 * (thread >> 5); first < rows; first += Threads / 16) {
+    const int row = first + (thread >> 4 & 1);
+    lane_channels<Dim> v = {};
+    if (row < rows) for_channels<Dim>(v, [&](float& x, int c) { x = *sums.at(row, c); });
+    if (core == 1 && a.rotate_output) rotate_row<Dim>(v, l);
+    if (row >= rows) break;
+    const int token = p.by_heads.quotient(first_row + row);
+    const int head = kv_head * a.heads + first_row + row - token * a.heads;
     const softmax_state s = state(row);
     int maximum = s.maximum;
     float sum = s.sum;
@@ -156,19 +217,17 @@ __device__ void finish_rows(const attention_parameters& p, const attention_seque
       sum = s.sum * factor + exp2_approx(logit - static_cast<float>(maximum));
     }
     const float norm = sum > 0.0f ? factor / sum * p.out_scale : 0.0f;
-    float v[steps];
-    read_strided(sums, row, l, v);
-    if (a.rotate_output && core == 1) rotate_strided(v, steps);
+    for_channels<Dim>(v, [norm](float& x, int) { x = x * norm; });
     const std::int64_t place = token * a.out_strides.token + head * a.out_strides.head;
 #pragma unroll
-    for (int j = 0; j < steps; ++j)
-      store_element(sequence.out, a.out_type, place + (l + 16 * j) * a.out_strides.channel,
-                    v[j] * norm);
+    for (int k = 0; k < lane_runs<Dim>; ++k) {
+      const int c = 8 * (16 * k + l);
+      if (Dim % 128 == 0 || c < Dim)
+        store_eight(sequence.out, a.out_type, place + c * a.out_strides.channel,
+                    a.out_strides.channel, v[k]);
+    }
     if (sequence.lse != nullptr && l == 0)
-      sequence.lse[token * a.kv_heads * a.heads + head] =
-          sum > 0.0f
-              ? static_cast<float>((maximum + log2(static_cast<double>(sum))) * 0.69314718055994531)
-              : __int_as_float(0xff800000);
+      sequence.lse[token * a.kv_heads * a.heads + head] = log_of_sum({maximum, sum});
   }
 }
 
@@ -187,6 +246,13 @@ struct place_of_join {
   int summed;  // chunks in the section
 };
 
+// The sealed groups of a block.
+struct group_range {
+  int first;
+  int end;
+  int whole;  // times eight chunks at the beginning, of which a warp takes whole ones
+};
+
 // A sealed group that a warp is to attend to.
 struct alignas(16) listed_group {
   int page;
@@ -197,30 +263,30 @@ struct alignas(16) listed_group {
 // What a block of threads is to do. Every warp has a copy in shared memory: there are no registers
 // for numbers that are seldom used.
 struct block_work {
+  attention_sequence sequence;
   std::int64_t first_end;  // one past the last position that the first row sees
   const std::byte* base;   // of the KV head in page 0
-  const page_entry* pages;
-  int spread;  // how many tokens more the last row sees
+  int spread;              // how many tokens more the last row sees
   int kv_head;
   int first_row;
   int rows;
-  int next;     // chunk that is attended to
-  int end;      // of the chunks
-  int partial;  // chunks that are summed up before they are stored
+  int next;      // chunk that is attended to
+  int end;       // of the chunks
+  int partial;   // chunks that are summed up before they are stored
+  int partials;  // what the sequence stores
   place_of_join join;
-  int first_group;
-  int end_group;
+  group_range sealed;
   int sink_chunks;
-  int first_tail;  // chunk
-  int whole;       // times eight chunks from first_whole on, of which a warp takes whole ones
-  int first_whole;
+  int first_tail;           // chunk
+  int first_whole;          // chunk
   listed_group groups[32];  // that the warp takes next, from a multiple of 32 on
 };
 
 // Barriers of the two records of every warp, of parts that are written and parts that are free
-// again.
+// again. Records stand behind them: so aligned copies are fastest (at odd multiples of 16 bytes a
+// call takes a fifth longer).
 template <int Warps>
-struct attention_barriers {
+struct alignas(128) attention_barriers {
   std::uint64_t records[Warps][2];
   std::uint64_t ready[2];
   std::uint64_t free[2];

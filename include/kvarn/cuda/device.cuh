@@ -81,37 +81,43 @@ launch_status allow_shared_memory(Kernel kernel, std::size_t bytes) {
                 std::to_string(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)));
 }
 
-// Whether the current device runs code in which wait_for_kernels_before waits: it takes that of the
-// highest architecture up to its own.
-inline bool kernels_can_wait() {
-  constexpr int waiting = 900;
+// Whether the current device runs code in which wait_for_kernels_before waits and blocks form
+// clusters: it takes that of the highest architecture up to its own.
+inline bool runs_newer_code() {
+  constexpr int newer = 900;
 #if defined(__CUDA_ARCH_LIST__)
   constexpr int compiled[] = {__CUDA_ARCH_LIST__};
 #else
-  constexpr int compiled[] = {waiting};
+  constexpr int compiled[] = {newer};
 #endif
   const int device = 100 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
                      10 * device_attribute(cudaDevAttrComputeCapabilityMinor);
   for (const int architecture : compiled)
-    if (architecture >= waiting && architecture <= device) return true;
+    if (architecture >= newer && architecture <= device) return true;
   return false;
 }
 
+// Blocks of a cluster that every device takes which has clusters.
+inline constexpr int max_cluster = 8;
+
 // Starts a kernel that calls wait_for_kernels_before, where it can wait while the kernel in front
-// of it ends.
+// of it ends. `cluster` neighbouring blocks in x form a cluster; more than 1 only where
+// runs_newer_code().
 template <class Kernel, class Parameters>
 launch_status launch(Kernel kernel, dim3 grid, int threads, std::size_t shared_bytes,
-                     cudaStream_t stream, const Parameters& parameters) {
+                     cudaStream_t stream, const Parameters& parameters, int cluster = 1) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = kernels_can_wait() ? 1 : 0;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  config.attrs = attributes;
+  config.numAttrs = !runs_newer_code() ? 0 : cluster == 1 ? 1 : 2;
   return status_of(cudaLaunchKernelEx(&config, kernel, parameters));
 }
 
@@ -121,6 +127,52 @@ __device__ inline void wait_for_kernels_before() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// A number that other blocks have written, from any memory, loaded where it stands in the program.
+__device__ inline float load_now(const float* place) {
+  float x;
+  asm volatile("ld.relaxed.gpu.f32 %0, [%1];" : "=f"(x) : "l"(place) : "memory");
+  return x;
+}
+
+// Brings an object in device memory, which may be written later, into the L2 cache. By one thread
+// for each object: requests for one line wait for each other (by all threads of 256 blocks it took
+// six microseconds).
+template <class T>
+__device__ inline void prefetch(const T* object) {
+  const auto* const first = reinterpret_cast<const char*>(object);
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(first));
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(first + sizeof(T) - 1));
+}
+
+// The barrier of a cluster. Every thread arrives, then waits: for all of the cluster that have not
+// ended. With `orders`, what they wrote before they arrived can be read behind it.
+template <bool Orders>
+__device__ inline void arrive_in_cluster() {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (Orders)
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  else
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// The same place in the shared memory of block `rank` of the cluster, for blocks that have begun
+// and not ended.
+template <class T>
+__device__ inline T* in_block_of_cluster(T* shared, int rank) {
+#if __CUDA_ARCH__ >= 900
+  T* place;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(place) : "l"(shared), "r"(rank));
+  return place;
+#else
+  return shared;
 #endif
 }
 

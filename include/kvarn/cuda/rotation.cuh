@@ -79,7 +79,7 @@ __device__ void rotate_strided(float (&v)[N], int count) {
 }
 
 // All stages for a power of two in registers, times `unit`: of one token, lane `part` of `Lanes`
-// neighbouring ones has channels 8 (Lanes k + part) + i = v[k][i].
+// neighbouring ones has channels 8 (Lanes k + part) + i = v[k][i]. By whole warps.
 template <int Lanes, int Runs>
 __device__ void rotate_in_lanes(float (&v)[Runs][8], int part, float unit) {
 #pragma unroll

@@ -33,6 +33,38 @@ struct token_source {
   }
 };
 
+// Eight neighbouring channels of a head vector.
+struct channel_run {
+  uint4 raw[2];
+
+  // Asks for those from element `place` on, where the source is vectorised.
+  __device__ void request(const token_source& source, std::int64_t place, bool is_vectorised) {
+    if (!is_vectorised) return;
+    const auto* const from = reinterpret_cast<const uint4*>(
+        static_cast<const std::byte*>(source.data) + place * element_bytes(source.type));
+    raw[0] = __ldg(from);
+    if (source.type == element_type::float32) raw[1] = __ldg(from + 1);
+  }
+  // What was asked for, or else is loaded now. `memory`: eight numbers of this thread.
+  __device__ void take(const token_source& source, std::int64_t place, bool is_vectorised,
+                       float* memory, float (&v)[8]) const {
+    if (!is_vectorised) {
+#pragma unroll 1
+      for (int i = 0; i < 8; ++i)
+        memory[i] = load_element(source.data, source.type, place + i * source.strides.channel);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] = memory[i];
+    } else if (source.type == element_type::float32) {
+      const std::uint32_t words[8] = {raw[0].x, raw[0].y, raw[0].z, raw[0].w,
+                                      raw[1].x, raw[1].y, raw[1].z, raw[1].w};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] = __uint_as_float(words[i]);
+    } else {
+      widen_eight(raw[0], source.type, v);
+    }
+  }
+};
+
 // sanitize of N numbers of which the largest magnitude (NaN where there is one) is known.
 // `place[Stride * i]`: memory of this thread for number i.
 template <int Stride, int N>
@@ -135,6 +167,27 @@ __device__ void load_tokens(const token_source& source, int first_vector, int co
     rotate_cores<Threads>(buffer, count);
   else
     __syncthreads();
+}
+
+// Writes eight neighbouring channels from element `place` on.
+__device__ inline void store_eight(void* array, element_type type, std::int64_t place,
+                                   std::int64_t stride, const float (&v)[8]) {
+  auto* const out = static_cast<std::byte*>(array) + place * element_bytes(type);
+  if (stride == 1 && reinterpret_cast<std::uint64_t>(out) % 16 == 0) {
+    auto* const quads = reinterpret_cast<uint4*>(out);
+    if (type == element_type::float32) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        quads[i] = make_uint4(__float_as_uint(v[4 * i]), __float_as_uint(v[4 * i + 1]),
+                              __float_as_uint(v[4 * i + 2]), __float_as_uint(v[4 * i + 3]));
+    } else {
+      quads[0] = make_uint4(round_pair(type, v[0], v[1]), round_pair(type, v[2], v[3]),
+                            round_pair(type, v[4], v[5]), round_pair(type, v[6], v[7]));
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) store_element(array, type, place + i * stride, v[i]);
 }
 
 __device__ inline void report(const replaced_values& replaced, replaced_counts* out) {
