@@ -14,7 +14,7 @@
 // its groups up in registers: the same sums, joined an eighth as often.) Every maximum that a
 // softmax is taken about is rounded up to an integer power of two, so that moving sums to another
 // maximum is exact. The result therefore does not depend on how many blocks a sequence is cut into,
-// nor on the other sequences of the call; that of a query not on the others of its sequence either.
+// nor on the other sequences of the call.
 //
 // Products with codes run on integer tensor cores. The operand of a tile (the query times the steps
 // of its channels; the softmax weights times the steps of their tokens) is rounded to 16 bits

@@ -390,7 +390,8 @@ class attention_block {
     const int row = lane_index() & 3;
     const int count = loaded_.count;
     const int ahead = loaded_.ahead;
-    const bool sees_all = sees_group(count, Format.group, ahead, work_.spread, p_.window);
+    const bool sees_all =
+        count == Format.group && ahead >= Format.group && ahead + work_.spread <= p_.window;
     score_array<Format> scores[Blocks];
     keys_.wait(use_);
     float slope[Blocks];
@@ -405,18 +406,13 @@ class attention_block {
     for (int b = 0; b < Blocks; ++b) {
       slope[b] = slope[b] * query(row + 4 * b)[layout::query_unit];
       if (p_.cap.cap == 0.0f && sees_all) continue;
-      // Which rows share the block must not change a bit: one that sees all is left as it is.
-      const float unit = slope[b];
-      const int row_ahead = ahead + query_offset(row + 4 * b);
-      slope[b] = p_.cap.cap == 0.0f && sees_group(count, Format.group, row_ahead, 0, p_.window)
-                     ? unit
-                     : 1.0f;
       limit_scores<Format>(
-          scores[b], slope[b] == 1.0f ? unit : 1.0f, sees_all,
+          scores[b], slope[b], sees_all,
           [&](int token) {
             return token < count && sees(ahead + query_offset(row + 4 * b), token, p_.window);
           },
           p_.cap);
+      slope[b] = 1.0f;
     }
     tile_weights tile[Blocks];
     weigh_scores<Format>(scores, slope, tile);

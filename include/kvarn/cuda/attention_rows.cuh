@@ -111,11 +111,6 @@ __device__ inline bool sees(int ahead, int token, int window) {
   const int behind = ahead - token;  // 1 for the row's own token
   return behind > 0 && behind <= window;
 }
-// Whether that row and those up to `spread` tokens behind it see all of a group with `count`
-// tokens.
-__device__ inline bool sees_group(int count, int group, int ahead, int spread, int window) {
-  return count == group && ahead >= group && ahead + spread <= window;
-}
 
 // Sizes that follow from the format alone.
 template <cache_format Format>
