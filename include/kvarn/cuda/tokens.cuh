@@ -100,16 +100,16 @@ __device__ float widen_sixteen(const uint4 (&raw)[2], float (&v)[16]) {
   return larger_magnitude(pair.low, pair.high);
 }
 
-// Loads `count` vectors from `first_vector` on into buffer tokens 0 .. count - 1, sanitized; with
-// `rotate` through stages 1 and 2 of the rotation. Synchronises the block at its end. A thread
-// requests `Ahead` runs of 16 channels before it uses the first.
+// Loads `count` vectors (none where it is negative) from `first_vector` on into buffer tokens 0 ..
+// count - 1, sanitized; with `rotate` through stages 1 and 2 of the rotation. Synchronises the
+// block at its end. A thread requests `Ahead` runs of 16 channels before it uses the first.
 template <int Ahead, int Threads = block_threads, int Dim>
 __device__ void load_tokens(const token_source& source, int first_vector, int count, bool rotate,
                             const token_buffer<Dim>& buffer, replaced_values& replaced) {
   const int dim = buffer.dim();
   const int block = dim / hadamard_core(dim);
   const auto runs = static_cast<unsigned>(dim) / 16;
-  const unsigned units = static_cast<unsigned>(count) * runs;
+  const unsigned units = static_cast<unsigned>(max(count, 0)) * runs;
   const auto place = [&](unsigned unit) {
     return source.place(first_vector + static_cast<int>(unit / runs)) +
            static_cast<int>(16 * (unit % runs)) * source.strides.channel;
