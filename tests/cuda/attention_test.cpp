@@ -462,14 +462,13 @@ TEST(CudaAttention, BitsDoNotDependOnSplitsOrBatch) {
 // eight, and one query token alone instead of several, give the same.
 TEST(CudaAttention, BitsDoNotDependOnOtherRows) {
   for (const int f : {0, 3, 4})
-    for (const int index : {0, 1, 2, 3}) {
+    for (const int heads : {1, 3}) {
       options o;
-      o.heads = index & 1 ? 3 : 1;
-      o.window = index & 2 ? 170 : 0;
-      const int tokens = index & 1 ? 8 : 33;
-      SCOPED_TRACE("format " + std::to_string(f) + ", options " + std::to_string(index));
+      o.heads = heads;
+      const int tokens = heads == 1 ? 33 : 8;
+      SCOPED_TRACE("format " + std::to_string(f) + ", heads " + std::to_string(heads));
       const cache_format format = kvarn_test::attention_formats[f];
-      const auto sequences = make(format, o, tokens, static_cast<std::uint64_t>(index));
+      const auto sequences = make(format, o, tokens, static_cast<std::uint64_t>(heads));
       const auto together = on_device<float>(f, sequences, o);
       o.by_fours = true;
       const auto fours = on_device<float>(f, sequences, o);
