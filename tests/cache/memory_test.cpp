@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "support.hpp"
+#include "support/failing_resource.hpp"
 
 namespace {
 
@@ -224,26 +225,8 @@ TEST(CacheMemory, BudgetsAndCapacities) {
   EXPECT_EQ(c.cache.free_capacity(), c.cache.capacity() - 128);
 }
 
-// Fails every allocation from a given one on.
-class failing_resource : public std::pmr::memory_resource {
- public:
-  int left = 1 << 30;
-
- private:
-  void* do_allocate(std::size_t bytes, std::size_t alignment) override {
-    if (left-- <= 0) throw std::bad_alloc();
-    return std::pmr::new_delete_resource()->allocate(bytes, alignment);
-  }
-  void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {
-    std::pmr::new_delete_resource()->deallocate(memory, bytes, alignment);
-  }
-  bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
-    return this == &other;
-  }
-};
-
 TEST(CacheMemory, AFailedAllocationIsAnErrorAndChangesNothing) {
-  failing_resource memory;
+  kvarn_test::failing_resource memory;
   auto config = small_config();
   config.memory = &memory;
   config.method = kvarn::encoder::query_aware;

@@ -23,6 +23,7 @@
 #include "kvarn/cache/kv_cache.hpp"
 #include "kvarn/cuda/device_cache.hpp"
 #include "support/attention_scenes.hpp"
+#include "support/failing_resource.hpp"
 
 namespace {
 
@@ -587,24 +588,6 @@ TEST(CudaCache, SaysWhatItCannotTake) {
 // One cache without a host's beside it: what calls that fail leave.
 class CudaCacheFailures : public testing::Test {
  protected:
-  // Gives no memory from some allocation on.
-  class failing_resource final : public std::pmr::memory_resource {
-   public:
-    int left = 1 << 30;
-
-   private:
-    void* do_allocate(std::size_t bytes, std::size_t alignment) override {
-      if (left-- <= 0) throw std::bad_alloc();
-      return std::pmr::new_delete_resource()->allocate(bytes, alignment);
-    }
-    void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {
-      std::pmr::new_delete_resource()->deallocate(memory, bytes, alignment);
-    }
-    bool do_is_equal(const memory_resource& other) const noexcept override {
-      return this == &other;
-    }
-  };
-
   CudaCacheFailures() {
     scene_.config.bits = scene_.bits;
     scene_.config.memory = &memory_;
@@ -661,7 +644,7 @@ class CudaCacheFailures : public testing::Test {
   }
 
   scene scene_ = scene_of(1);
-  failing_resource memory_;
+  kvarn_test::failing_resource memory_;
   std::mt19937 random_{1};
   cudaStream_t stream_ = nullptr;
   cudaStream_t beside_ = nullptr;
