@@ -167,6 +167,11 @@ void run(arguments a) {
   const auto file = kvarn_engine::gguf_file::open(a.model).value();
   const auto config = kvarn_engine::read_config(file);  // refuses other architectures at once
   const auto vocabulary = kvarn_engine::tokenizer::from_gguf(file).value();
+  if (a.window > config.context)
+    std::fprintf(stderr,
+                 "--window is %d: the model was trained on %d tokens at most, its predictions "
+                 "beyond them mean little\n",
+                 a.window, config.context);
   const std::vector<kvarn_eval::window> windows = windows_of(a, vocabulary);
   wanted.model = identity_of(a.model);
   if (a.retrieval && a.retrieval_lines.empty())
