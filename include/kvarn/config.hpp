@@ -55,16 +55,16 @@
 #endif
 
 // Their arguments where the file is compiled for that architecture, else nothing.
-#define KVARN_ON_any(...) __VA_ARGS__
+#define KVARN_ON_ANY(...) __VA_ARGS__
 #if defined(__x86_64__)
-#define KVARN_ON_x86_64(...) __VA_ARGS__
+#define KVARN_ON_X86_64(...) __VA_ARGS__
 #else
-#define KVARN_ON_x86_64(...)
+#define KVARN_ON_X86_64(...)
 #endif
 #if defined(__aarch64__)
-#define KVARN_ON_aarch64(...) __VA_ARGS__
+#define KVARN_ON_AARCH64(...) __VA_ARGS__
 #else
-#define KVARN_ON_aarch64(...)
+#define KVARN_ON_AARCH64(...)
 #endif
 
 #if defined(__cpp_exceptions)

@@ -5,7 +5,7 @@
 // kernels of AVX-512 take them. Uses all tile registers of the thread: what a caller keeps in them
 // is lost.
 #if defined(KVARN_TARGET)  // TILE, INT8
-KVARN_TARGET(amx, x86_64,
+KVARN_TARGET(amx, X86_64,
              machine.runs(target::avx512) && machine.saves(0x60000) && bit(machine.seven.d, 24) &&
                  bit(machine.seven.d, 25) && request_amx_state())
 #elif defined(__x86_64__)

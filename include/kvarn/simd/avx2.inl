@@ -1,7 +1,7 @@
 // AVX2 with FMA and F16C: the vector operations, and the kernels compiled for them. Sixteen lanes
 // are two registers.
 #if defined(KVARN_TARGET)  // AVX, FMA, F16C, AVX2
-KVARN_TARGET(avx2, x86_64,
+KVARN_TARGET(avx2, X86_64,
              machine.saves(0x6) && bit(machine.one.c, 28) && bit(machine.one.c, 12) &&
                  bit(machine.one.c, 29) && bit(machine.seven.b, 5))
 #elif defined(__x86_64__)

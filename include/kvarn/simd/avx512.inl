@@ -1,7 +1,7 @@
 // AVX-512 (F, BW, DQ, VL, VNNI, VBMI, GFNI): the vector operations, and the kernels compiled for
 // them.
 #if defined(KVARN_TARGET)  // F, DQ, BW, VL, VNNI, VBMI, GFNI
-KVARN_TARGET(avx512, x86_64,
+KVARN_TARGET(avx512, X86_64,
              machine.runs(target::avx2) && machine.saves(0xe6) && bit(machine.seven.b, 16) &&
                  bit(machine.seven.b, 17) && bit(machine.seven.b, 30) && bit(machine.seven.b, 31) &&
                  bit(machine.seven.c, 11) && bit(machine.seven.c, 1) && bit(machine.seven.c, 8))

@@ -1,6 +1,6 @@
 // AVX-VNNI on top of AVX2: only the dot products of bytes are its own.
 #if defined(KVARN_TARGET)
-KVARN_TARGET(avx_vnni, x86_64, machine.runs(target::avx2) && bit(machine.seven_one.a, 4))
+KVARN_TARGET(avx_vnni, X86_64, machine.runs(target::avx2) && bit(machine.seven_one.a, 4))
 #elif defined(__x86_64__)
 
 #if defined(__clang__)

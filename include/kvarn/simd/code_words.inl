@@ -35,7 +35,7 @@ inline void transpose_words(const_tile_view tile, int plane, int first, int rows
   const int count = padded_words(words_of_row(layout, plane));
   for (int row = 0; row < rows; row += rows_at_once) {
     const std::byte* const codes = tile.data + layout.code_offset(plane, first + row);
-    int word = 0;
+    std::ptrdiff_t word = 0;
     for (; word + words_at_once <= count; word += words_at_once)
       transpose_rows<words_at_once>(codes + 4 * word, stride, out + word);
     if (word < count) transpose_rows<least_words>(codes + 4 * word, stride, out + word);

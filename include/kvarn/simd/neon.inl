@@ -2,7 +2,7 @@
 // Sixteen lanes are four registers. No target region: only the dot product is beyond the baseline
 // of AArch64.
 #if defined(KVARN_TARGET)
-KVARN_TARGET(neon, aarch64, has_dot_product())
+KVARN_TARGET(neon, AARCH64, has_dot_product())
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 

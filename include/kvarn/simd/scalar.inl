@@ -1,6 +1,6 @@
 // The target without vector instructions: the definitions themselves.
 #if defined(KVARN_TARGET)
-KVARN_TARGET(scalar, any, true)
+KVARN_TARGET(scalar, ANY, true)
 #else
 
 namespace kvarn {
