@@ -25,6 +25,10 @@ inline constexpr int attention_format_count = static_cast<int>(std::size(attenti
 struct attention_functions {
   kvarn::cuda::launch_status (*launch)(const kvarn::cuda::attention_arguments&, cudaStream_t);
   std::size_t (*workspace_bytes)(const kvarn::cuda::attention_arguments&);
+  // The same with blocks of four rows, however many there are.
+  kvarn::cuda::launch_status (*launch_by_fours)(const kvarn::cuda::attention_arguments&,
+                                                cudaStream_t);
+  std::size_t (*workspace_bytes_by_fours)(const kvarn::cuda::attention_arguments&);
   int (*local_bytes)(bool has_more_rows);  // see attention_of.cuh
 };
 

@@ -18,9 +18,18 @@ int local_bytes(bool has_more_rows) {
 }
 
 template <int Index>
+inline constexpr kvarn::cuda::attention_policy by_fours = [] {
+  auto policy = kvarn::cuda::default_policy(attention_formats[Index]);
+  policy.row_blocks = 1;
+  return policy;
+}();
+
+template <int Index>
 attention_functions attention_of() {
-  return {&kvarn::cuda::attend<attention_formats[Index]>,
-          &kvarn::cuda::attention_workspace_bytes<attention_formats[Index]>, &local_bytes<Index>};
+  constexpr kvarn::cache_format format = attention_formats[Index];
+  return {&kvarn::cuda::attend<format>, &kvarn::cuda::attention_workspace_bytes<format>,
+          &kvarn::cuda::attend<format, by_fours<Index>>,
+          &kvarn::cuda::attention_workspace_bytes<format, by_fours<Index>>, &local_bytes<Index>};
 }
 
 }  // namespace kvarn_test

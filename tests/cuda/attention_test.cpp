@@ -55,7 +55,8 @@ struct options {
   bool rotate_output = true;
   float query_size = 2.0f;
   int splits = 0;
-  int bounds = 1;  // how many times what there is the call's bounds are
+  int bounds = 1;         // how many times what there is the call's bounds are
+  bool by_fours = false;  // blocks of four rows, however many there are
 };
 
 // What one sequence has: exact rows as FP32, records, queries.
@@ -299,9 +300,11 @@ std::vector<result> on_device(int format_index, const std::vector<sequence_data>
   a.count = static_cast<int>(list.size());
   a.splits = o.splits;
   const auto functions = attention_of(format_index);
-  const device_array<std::byte> workspace(functions.workspace_bytes(a), 0xff);
+  const auto workspace_bytes =
+      o.by_fours ? functions.workspace_bytes_by_fours : functions.workspace_bytes;
+  const device_array<std::byte> workspace(workspace_bytes(a), 0xff);
   a.workspace = workspace.data();
-  check(functions.launch(a, nullptr));
+  check((o.by_fours ? functions.launch_by_fours : functions.launch)(a, nullptr));
   kvarn_test::synchronize();
 
   std::vector<result> results;
@@ -451,6 +454,45 @@ TEST(CudaAttention, BitsDoNotDependOnSplitsOrBatch) {
         std::vector<sequence_data> alone;
         alone.push_back(sequences[i]);
         EXPECT_TRUE(same_bits(whole[i], on_device<float>(f, alone, o)[0])) << "alone " << i;
+      }
+    }
+}
+
+// A row's bits do not depend on the rows it shares a block with: blocks of four rows instead of
+// eight, and one query token alone instead of several, give the same.
+TEST(CudaAttention, BitsDoNotDependOnOtherRows) {
+  for (const int f : {0, 3, 4})
+    for (const int index : {0, 1, 2, 3}) {
+      options o;
+      o.heads = index & 1 ? 3 : 1;
+      o.window = index & 2 ? 167 : 0;  // some rows of a block see all of a group, others do not
+      const int tokens = index & 1 ? 8 : 33;
+      SCOPED_TRACE("format " + std::to_string(f) + ", options " + std::to_string(index));
+      const cache_format format = kvarn_test::attention_formats[f];
+      const auto sequences = make(format, o, tokens, static_cast<std::uint64_t>(index));
+      const auto together = on_device<float>(f, sequences, o);
+      o.by_fours = true;
+      const auto fours = on_device<float>(f, sequences, o);
+      o.by_fours = false;
+      for (std::size_t i = 0; i < sequences.size(); ++i) {
+        EXPECT_TRUE(same_bits(together[i], fours[i])) << "sequence " << i;
+        const std::size_t rows = static_cast<std::size_t>(kv_heads * o.heads);
+        const auto key_row = rows * static_cast<std::size_t>(format.key_head_dim);
+        const auto value_row = rows * static_cast<std::size_t>(format.value_head_dim);
+        for (int t = 0; t < sequences[i].shape.tokens; t += 7) {
+          const auto token = static_cast<std::size_t>(t);
+          std::vector<sequence_data> alone{sequences[i]};
+          alone[0].shape.tokens = 1;
+          alone[0].query_position += t;
+          const auto query =
+              sequences[i].queries.begin() + static_cast<std::ptrdiff_t>(token * key_row);
+          alone[0].queries.assign(query, query + static_cast<std::ptrdiff_t>(key_row));
+          const auto result = on_device<float>(f, alone, o)[0];
+          EXPECT_EQ(std::memcmp(result.out.data(), together[i].out.data() + token * value_row,
+                                value_row * sizeof(float)),
+                    0)
+              << "sequence " << i << ", token " << t << " alone";
+        }
       }
     }
 }

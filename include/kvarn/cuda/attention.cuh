@@ -14,7 +14,7 @@
 // its groups up in registers: the same sums, joined an eighth as often.) Every maximum that a
 // softmax is taken about is rounded up to an integer power of two, so that moving sums to another
 // maximum is exact. The result therefore does not depend on how many blocks a sequence is cut into,
-// nor on the other sequences of the call.
+// nor on the other sequences of the call; that of a query not on the others of its sequence either.
 //
 // Products with codes run on integer tensor cores. The operand of a tile (the query times the steps
 // of its channels; the softmax weights times the steps of their tokens) is rounded to 16 bits
@@ -125,7 +125,7 @@ attention_plan plan_attention(const attention_arguments& a) {
     if (chunks < 8 * splits && std::int64_t{8} * heads * one_each >= 7 * multiprocessors)
       splits = one_each;
   }
-  p.splits = (std::min)(splits, chunks);
+  p.splits = (std::min)({splits, chunks, sequence_chunks::most_splits});
   p.partials = (std::max)((std::min)(chunks, sequence_chunks::longest_uneven_run * p.splits),
                           blocks_of(chunks, chunks_per_section));
   p.by_splits = divisor::of(p.splits);

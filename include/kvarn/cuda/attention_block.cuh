@@ -388,10 +388,6 @@ class attention_block {
   __device__ void attend_group(softmax_state (&state)[Blocks], float (&sum)[Blocks][channels]) {
     const std::byte* const keys = shared_ + warp_ * layout::slot_bytes;
     const int row = lane_index() & 3;
-    const int count = loaded_.count;
-    const int ahead = loaded_.ahead;
-    const bool sees_all =
-        count == Format.group && ahead >= Format.group && ahead + work_.spread <= p_.window;
     score_array<Format> scores[Blocks];
     keys_.wait(use_);
     float slope[Blocks];
@@ -399,21 +395,24 @@ class attention_block {
         keys, [&](int b) { return query(row + 4 * b); },
         [&](int b) { return query_parts((lane_index() >> 3) + 4 * b, (lane_index() >> 2) & 1); },
         scores, slope);
+    const int count = loaded_.count;
+    const int ahead = loaded_.ahead;
+    const bool sees_all =
+        count == Format.group && ahead >= Format.group && ahead + work_.spread <= p_.window;
+#pragma unroll
+    for (int b = 0; b < Blocks; ++b) {
+      // Above 0, so that what a row does not see stays so in these units.
+      slope[b] = std::fma(slope[b], query(row + 4 * b)[layout::query_unit], least_slope);
+      if (p_.cap.cap != 0.0f) cap_scores<Format>(scores[b], slope[b], p_.cap);
+      // Rows that see all are left as they are, so that a row's bits do not depend on the others.
+      if (!sees_all) {
+        const int row_ahead = ahead + query_offset(row + 4 * b);
+        hide_scores<Format>(scores[b], row_ahead - p_.window, min(count, row_ahead));
+      }
+    }
     __syncwarp();
     advance();
     start_keys();
-#pragma unroll
-    for (int b = 0; b < Blocks; ++b) {
-      slope[b] = slope[b] * query(row + 4 * b)[layout::query_unit];
-      if (p_.cap.cap == 0.0f && sees_all) continue;
-      limit_scores<Format>(
-          scores[b], slope[b], sees_all,
-          [&](int token) {
-            return token < count && sees(ahead + query_offset(row + 4 * b), token, p_.window);
-          },
-          p_.cap);
-      slope[b] = 1.0f;
-    }
     tile_weights tile[Blocks];
     weigh_scores<Format>(scores, slope, tile);
     values_.wait(use_);

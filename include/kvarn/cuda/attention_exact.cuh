@@ -163,7 +163,7 @@ __device__ inline softmax_state weigh_exact(float (&scores)[2]) {
   softmax_state state{rounded_maximum(largest), 0.0f};
   const float shift = static_cast<float>(exact_weight_bits) - static_cast<float>(state.maximum);
 #pragma unroll
-  for (float& score : scores) score = score > 0.5f * unseen ? exp2_approx(score + shift) : 0.0f;
+  for (float& score : scores) score = exp2_approx(score + shift);
   float sum = scores[0] + scores[1];
 #pragma unroll
   for (int lane = 4; lane < 32; lane *= 2) sum = sum + __shfl_xor_sync(all_lanes, sum, lane);

@@ -89,6 +89,9 @@ struct sequence_chunks {
     return splits == 1 || (even >= chunks_per_section && 8 * whole <= 9 * even) ? whole : 0;
   }
   static constexpr int longest_uneven_run = 21;  // on average, of blocks with run 0
+  // More than a device has places for blocks. With these, and below 56 chunks for each where the
+  // run is 0, what `first` multiplies stays below 2^31.
+  static constexpr int most_splits = 2048;
   // How many are summed up before they are stored.
   KVARN_INLINE static constexpr int partial(int run) { return run > 0 ? chunks_per_section : 1; }
 

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "../format/tile_layout.hpp"
 #include "attention_codes.cuh"
@@ -15,8 +16,11 @@ namespace kvarn::cuda {
 inline namespace KVARN_CUDA_NAMESPACE {
 namespace detail {
 
-// Below every score: of tokens that a row does not see.
-inline constexpr float unseen = -1e30f;
+// The score of tokens that a row does not see, in any unit above 0.
+inline constexpr float unseen = -std::numeric_limits<float>::infinity();
+
+// What units of scores are at least.
+inline constexpr float least_slope = std::numeric_limits<float>::min();
 
 // The maximum and the sum of a softmax: the sum of 2^(score - maximum). The maximum is a score
 // rounded up, or nothing_seen.
@@ -28,8 +32,8 @@ inline constexpr int nothing_seen = -(1 << 24);
 inline constexpr int largest_maximum = 1 << 23;
 
 __device__ inline int rounded_maximum(float score) {
-  return score > 0.5f * unseen ? static_cast<int>(fminf(ceilf(score), 1.0f * largest_maximum))
-                               : nothing_seen;
+  return score > unseen ? static_cast<int>(fminf(ceilf(score), 1.0f * largest_maximum))
+                        : nothing_seen;
 }
 
 // 2^d for d <= 127, 0 below -126.
@@ -169,18 +173,22 @@ __device__ inline void score_tile(const std::byte* keys, Query query, Parts part
 // Weights of a tile are at most 2 to this.
 inline constexpr int weight_bits = 16;
 
-// Scores in units of log 2, with the cap and without tokens that a row does not see. `seen(token)`:
-// whether the lane's row sees a token; not asked where it `sees_all`.
-template <cache_format Format, class Seen>
-__device__ inline void limit_scores(score_array<Format>& scores, float slope, bool sees_all,
-                                    Seen seen, soft_cap cap) {
-  for_scores<Format>(scores, [slope](float& score, int) { score = score * slope; });
-  if (cap.cap != 0.0f) for_scores<Format>(scores, [&](float& score, int) { score = cap(score); });
-  if (sees_all) return;
+// Scores in units of `slope` log 2 become capped ones in units of log 2.
+template <cache_format Format>
+__device__ inline void cap_scores(score_array<Format>& scores, float& slope, soft_cap cap) {
+  for_scores<Format>(scores, [&](float& score, int) { score = cap(score * slope); });
+  slope = 1.0f;
+}
+
+// Takes out the tokens in front of token `first` and from `end` on, which the lane's row does not
+// see.
+template <cache_format Format>
+__device__ inline void hide_scores(score_array<Format>& scores, int first, int end) {
   using order = token_order<Format>;
   const int base = order::base(value_runs<Format>);
   for_scores<Format>(scores, [&](float& score, int token) {
-    if (!seen((base + token) ^ order::swap())) score = unseen;
+    const int place = (base + token) ^ order::swap();
+    if (place < first || place >= end) score = unseen;
   });
 }
 
