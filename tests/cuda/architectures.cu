@@ -1,6 +1,7 @@
-// Attention, decoding and query moments, instantiated for compilation alone.
+// Attention, encoding, decoding and query moments, instantiated for compilation alone.
 #include "kvarn/cuda/attention.cuh"
 #include "kvarn/cuda/decode.cuh"
+#include "kvarn/cuda/encode.cuh"
 #include "kvarn/cuda/query_moments.cuh"
 
 namespace kvarn::cuda {
