@@ -244,71 +244,155 @@ __device__ inline float damping_of(const factor_arguments& a, const float* sums)
   return std::fma(trace, a.damping / static_cast<float>(a.head_dim), 1e-20f);
 }
 
-// One matrix per block, head_dim up to 128, in registers: thread (y, x) has entries (y + 16 i,
-// x + 16 j). Entries below the diagonal take part and mean nothing.
+// Shared memory of a factorisation in registers. A *run*: 16 columns, of which the pivots are taken
+// together.
 template <int Steps>
-KVARN_KERNEL void __launch_bounds__(block_threads)
-    factorize_in_registers(const __grid_constant__ factor_arguments a) {
-  constexpr int steps = Steps;
-  __shared__ float column[2][16 * steps];  // k, zeros from its diagonal on
-  __shared__ float pivot[2];
-  const int n = a.head_dim;
-  const float* const sums = a.sums + std::int64_t{blockIdx.x} * n * n;
-  float* const out = a.factors + std::int64_t{blockIdx.x} * n * n;
-  const int x = static_cast<int>(threadIdx.x) & 15;
-  const int y = static_cast<int>(threadIdx.x) >> 4;
-  const float lambda = damping_of(a, sums);
-  float entry[steps][steps];
+struct factor_memory {
+  static constexpr int run = 16;
+  static constexpr int rows = run * Steps;
+  static constexpr int panel_row_floats = run + 4;  // four rows at a time on different banks
+
+  // Four rows that a thread needs, 16 apart, one after another.
+  __device__ static int place_of(int row) { return row / 64 * 64 + row % 16 * 4 + row / 16 % 4; }
+
+  alignas(16) float panel[rows * panel_row_floats];  // the run's columns, row by row
+  alignas(16) float columns[run][rows];              // of each pivot, rows by place_of
+  alignas(16) float scaled[run][rows];               // the same divided by the pivot
+};
+
+// One matrix per block, head_dim up to 128, in registers: thread (y, x) has entries (y + 16 i,
+// x + 16 j), i <= j. Those below the diagonal take part and mean nothing.
+//
+// The pivots are one chain, so a run's pivots are taken inside warps, without barriers: lanes 0 to
+// 15 have the run's own rows, the same in every warp, and lanes 16 to 31 have 16 rows above them.
+// Then the block subtracts all 16 products from the columns in front, in the order of pivots.
+template <int Steps>
+class matrix_in_registers {
+ public:
+  __device__ matrix_in_registers(const float* sums, float* out, int n, factor_memory<Steps>& memory)
+      : sums_(sums), out_(out), n_(n), memory_(memory) {}
+
+  __device__ void factorize(float lambda) {
 #pragma unroll
-  for (int i = 0; i < steps; ++i)
+    for (int i = 0; i < Steps; ++i)
 #pragma unroll
-    for (int j = 0; j < steps; ++j) {
-      const int row = y + 16 * i;
-      const int col = x + 16 * j;
-      entry[i][j] = row <= col && col < n ? sums[row * n + col] : 0.0f;
-      if (row == col) entry[i][j] = entry[i][j] + lambda;
-    }
-  __syncthreads();  // of sums that are the output
-#pragma unroll
-  for (int jk = steps - 1; jk >= 0; --jk) {
-    if (16 * jk >= n) continue;
+      for (int j = i; j < Steps; ++j) {
+        const int row = y() + 16 * i;
+        const int col = x() + 16 * j;
+        entry_[i][j] = row <= col && col < n_ ? sums_[row * n_ + col] : 0.0f;
+        if (row == col) entry_[i][j] = entry_[i][j] + lambda;
+      }
+    put_panel<0>(n_ / run - 1);
 #pragma unroll 1
-    for (int xk = 15; xk >= 0; --xk) {
-      const int k = xk + 16 * jk;
-      float* const now = column[k & 1];
-      if (x == xk) {
-#pragma unroll
-        for (int i = 0; i <= jk; ++i) {
-          const int row = y + 16 * i;
-          now[row] = row < k ? entry[i][jk] : 0.0f;
-          if (row == k) pivot[k & 1] = entry[i][jk];
-        }
-      }
+    for (int r = n_ / run - 1; r >= 0; --r) {
+      __syncthreads();  // the first: of sums that are the output
+      take_pivots(r);
       __syncthreads();
-      const float inverse_pivot = 1.0f / pivot[k & 1];
-      float u[steps];
-      float c[steps];
+      subtract<0>(r);
+    }
+    for (int row = y(); row < n_; row += 16)
+      for (int col = x(); col < row / 16 * 16; col += 16) out_[row * n_ + col] = 0.0f;
+  }
+
+ private:
+  static constexpr int run = factor_memory<Steps>::run;
+
+  __device__ static int x() { return static_cast<int>(threadIdx.x) & 15; }
+  __device__ static int y() { return static_cast<int>(threadIdx.x) >> 4; }
+
+  // Elements in registers have numbers that the compiler must know: a copy for each run.
+  template <int Run>
+  __device__ void put_panel(int r) {
+    if constexpr (Run < Steps) {
+      if (r != Run) return put_panel<Run + 1>(r);
 #pragma unroll
-      for (int i = 0; i <= jk; ++i) {
-        u[i] = __fmul_rn(now[y + 16 * i], inverse_pivot);
-        c[i] = now[x + 16 * i];
+      for (int i = 0; i <= Run; ++i)
+        memory_.panel[(y() + 16 * i) * memory_.panel_row_floats + x()] = entry_[i][Run];
+    }
+  }
+
+  __device__ void take_pivots(int r) const {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int lane = lane_index();
+    if (warp >= max(r, 1)) return;
+    const bool is_own = lane < run;
+    const int row = is_own ? run * r + lane : run * warp + lane - run;
+    const auto* const from =
+        reinterpret_cast<const float4*>(memory_.panel + row * memory_.panel_row_floats);
+    float v[run];
+#pragma unroll
+    for (int q = 0; q < run / 4; ++q) {
+      const float4 four = from[q];
+      v[4 * q] = four.x;
+      v[4 * q + 1] = four.y;
+      v[4 * q + 2] = four.z;
+      v[4 * q + 3] = four.w;
+    }
+    const int place = memory_.place_of(row);
+#pragma unroll
+    for (int k = run - 1; k >= 0; --k) {
+      const float inverse_pivot = 1.0f / __shfl_sync(all_lanes, v[k], k);
+      const float column = v[k];
+      v[k] = __fmul_rn(column, inverse_pivot);
+#pragma unroll
+      for (int j = k - 1; j >= 0; --j)
+        v[j] = std::fma(-v[k], __shfl_sync(all_lanes, column, j), v[j]);
+      if (!is_own) {
+        memory_.columns[k][place] = column;
+        memory_.scaled[k][place] = v[k];
       }
+    }
+    if (is_own ? warp > 0 : r == 0) return;
+    float* const out = out_ + row * n_ + run * r;
 #pragma unroll
-      for (int i = 0; i <= jk; ++i) {
+    for (int k = 0; k < run; ++k) out[k] = is_own && k <= lane ? 0.0f : v[k];
+  }
+
+  // The products of run r, and the columns of the next one put out.
+  template <int Run>
+  __device__ void subtract(int r) {
+    if constexpr (Run < Steps) {
+      if (r != Run) return subtract<Run + 1>(r);
+      if constexpr (Run > 0) {
+#pragma unroll 2
+        for (int k = run - 1; k >= 0; --k) {
+          float u[Steps];
+          float c[Steps];
 #pragma unroll
-        for (int j = i; j <= jk; ++j) entry[i][j] = std::fma(-u[i], c[j], entry[i][j]);
-        if (x == xk && y + 16 * i < k) entry[i][jk] = u[i];
+          for (int i = 0; i < Run; i += 4) {
+            const float4 rows =
+                *reinterpret_cast<const float4*>(memory_.scaled[k] + 16 * i + 4 * y());
+            const float4 cols =
+                *reinterpret_cast<const float4*>(memory_.columns[k] + 16 * i + 4 * x());
+            u[i] = rows.x, u[i + 1] = rows.y, u[i + 2] = rows.z, u[i + 3] = rows.w;
+            c[i] = cols.x, c[i + 1] = cols.y, c[i + 2] = cols.z, c[i + 3] = cols.w;
+          }
+#pragma unroll
+          for (int i = 0; i < Run; ++i)
+#pragma unroll
+            for (int j = i; j < Run; ++j) entry_[i][j] = std::fma(-u[i], c[j], entry_[i][j]);
+        }
+        put_panel<Run - 1>(Run - 1);
       }
     }
   }
-#pragma unroll
-  for (int i = 0; i < steps; ++i)
-#pragma unroll
-    for (int j = 0; j < steps; ++j) {
-      const int row = y + 16 * i;
-      const int col = x + 16 * j;
-      if (row < n && col < n) out[row * n + col] = row < col ? entry[i][j] : 0.0f;
-    }
+
+  const float* const sums_;
+  float* const out_;
+  const int n_;
+  factor_memory<Steps>& memory_;
+  float entry_[Steps][Steps];
+};
+
+template <int Steps>
+KVARN_KERNEL void __launch_bounds__(block_threads, 2)
+    factorize_in_registers(const __grid_constant__ factor_arguments a) {
+  static_assert(Steps % 4 == 0 && Steps <= block_threads / 32 + 1);
+  __shared__ factor_memory<Steps> memory;
+  const int n = a.head_dim;
+  const std::int64_t place = std::int64_t{blockIdx.x} * n * n;
+  const float lambda = damping_of(a, a.sums + place);
+  matrix_in_registers<Steps>(a.sums + place, a.factors + place, n, memory).factorize(lambda);
 }
 
 inline constexpr int factor_threads = 512;
