@@ -497,7 +497,7 @@ TEST(CudaAttention, BitsDoNotDependOnOtherRows) {
     }
 }
 
-// Some keep up to four registers in memory, none of them while they go through a tile.
+// One keeps four registers in memory.
 TEST(CudaAttention, KernelsKeepTheirRegisters) {
   for (int f = 0; f < kvarn_test::attention_format_count; ++f) {
     SCOPED_TRACE(f);
