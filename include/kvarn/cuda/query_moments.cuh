@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "../format/tile_layout.hpp"
 #include "device.cuh"
@@ -28,6 +29,15 @@ launch_status factorize(const factor_arguments& arguments, cudaStream_t stream);
 // implementation
 
 namespace detail {
+
+// Four floats from a multiple of 16 bytes on.
+__device__ inline void load_quad(const float* from, float* to) {
+  const float4 quad = *reinterpret_cast<const float4*>(from);
+  to[0] = quad.x;
+  to[1] = quad.y;
+  to[2] = quad.z;
+  to[3] = quad.w;
+}
 
 struct observe_parameters {
   observe_arguments arguments;
@@ -204,10 +214,10 @@ KVARN_KERNEL void __launch_bounds__(block_threads)
 #pragma unroll 4
     for (int t = 0; t < count; ++t) {
       const float* const query = rotated + t * p.query_floats();
-      const float4 r = *reinterpret_cast<const float4*>(query + row);
-      const float4 c = *reinterpret_cast<const float4*>(query + col);
-      const float rows[4] = {r.x, r.y, r.z, r.w};
-      const float cols[4] = {c.x, c.y, c.z, c.w};
+      float rows[4];
+      float cols[4];
+      load_quad(query + row, rows);
+      load_quad(query + col, cols);
 #pragma unroll
       for (int i = 0; i < 4; ++i)
 #pragma unroll
@@ -282,13 +292,13 @@ class matrix_in_registers {
         entry_[i][j] = row <= col && col < n_ ? sums_[row * n_ + col] : 0.0f;
         if (row == col) entry_[i][j] = entry_[i][j] + lambda;
       }
-    put_panel<0>(n_ / run - 1);
+    for_run(n_ / run - 1, [this](auto last) { put_panel<last>(); });
 #pragma unroll 1
     for (int r = n_ / run - 1; r >= 0; --r) {
       __syncthreads();  // the first: of sums that are the output
       take_pivots(r);
       __syncthreads();
-      subtract<0>(r);
+      for_run(r, [this](auto now) { subtract<now>(); });
     }
     for (int row = y(); row < n_; row += 16)
       for (int col = x(); col < row / 16 * 16; col += 16) out_[row * n_ + col] = 0.0f;
@@ -300,15 +310,23 @@ class matrix_in_registers {
   __device__ static int x() { return static_cast<int>(threadIdx.x) & 15; }
   __device__ static int y() { return static_cast<int>(threadIdx.x) >> 4; }
 
-  // Elements in registers have numbers that the compiler must know: a copy for each run.
-  template <int Run>
-  __device__ void put_panel(int r) {
+  // Calls f with the number of run r as a constant, since elements in registers have numbers that
+  // the compiler must know: a copy for each run.
+  template <int Run = 0, class F>
+  __device__ static void for_run(int r, F f) {
     if constexpr (Run < Steps) {
-      if (r != Run) return put_panel<Run + 1>(r);
-#pragma unroll
-      for (int i = 0; i <= Run; ++i)
-        memory_.panel[(y() + 16 * i) * memory_.panel_row_floats + x()] = entry_[i][Run];
+      if (r == Run)
+        f(std::integral_constant<int, Run>{});
+      else
+        for_run<Run + 1>(r, f);
     }
+  }
+
+  template <int Run>
+  __device__ void put_panel() {
+#pragma unroll
+    for (int i = 0; i <= Run; ++i)
+      memory_.panel[(y() + 16 * i) * memory_.panel_row_floats + x()] = entry_[i][Run];
   }
 
   __device__ void take_pivots(int r) const {
@@ -317,17 +335,10 @@ class matrix_in_registers {
     if (warp >= max(r, 1)) return;
     const bool is_own = lane < run;
     const int row = is_own ? run * r + lane : run * warp + lane - run;
-    const auto* const from =
-        reinterpret_cast<const float4*>(memory_.panel + row * memory_.panel_row_floats);
     float v[run];
 #pragma unroll
-    for (int q = 0; q < run / 4; ++q) {
-      const float4 four = from[q];
-      v[4 * q] = four.x;
-      v[4 * q + 1] = four.y;
-      v[4 * q + 2] = four.z;
-      v[4 * q + 3] = four.w;
-    }
+    for (int k = 0; k < run; k += 4)
+      load_quad(memory_.panel + row * memory_.panel_row_floats + k, v + k);
     const int place = memory_.place_of(row);
 #pragma unroll
     for (int k = run - 1; k >= 0; --k) {
@@ -348,32 +359,25 @@ class matrix_in_registers {
     for (int k = 0; k < run; ++k) out[k] = is_own && k <= lane ? 0.0f : v[k];
   }
 
-  // The products of run r, and the columns of the next one put out.
+  // The products of a run, and the columns of the next one put out.
   template <int Run>
-  __device__ void subtract(int r) {
-    if constexpr (Run < Steps) {
-      if (r != Run) return subtract<Run + 1>(r);
-      if constexpr (Run > 0) {
+  __device__ void subtract() {
+    if constexpr (Run > 0) {
 #pragma unroll 2
-        for (int k = run - 1; k >= 0; --k) {
-          float u[Steps];
-          float c[Steps];
+      for (int k = run - 1; k >= 0; --k) {
+        float u[Steps];
+        float c[Steps];
 #pragma unroll
-          for (int i = 0; i < Run; i += 4) {
-            const float4 rows =
-                *reinterpret_cast<const float4*>(memory_.scaled[k] + 16 * i + 4 * y());
-            const float4 cols =
-                *reinterpret_cast<const float4*>(memory_.columns[k] + 16 * i + 4 * x());
-            u[i] = rows.x, u[i + 1] = rows.y, u[i + 2] = rows.z, u[i + 3] = rows.w;
-            c[i] = cols.x, c[i + 1] = cols.y, c[i + 2] = cols.z, c[i + 3] = cols.w;
-          }
-#pragma unroll
-          for (int i = 0; i < Run; ++i)
-#pragma unroll
-            for (int j = i; j < Run; ++j) entry_[i][j] = std::fma(-u[i], c[j], entry_[i][j]);
+        for (int i = 0; i < Run; i += 4) {
+          load_quad(memory_.scaled[k] + 16 * i + 4 * y(), u + i);
+          load_quad(memory_.columns[k] + 16 * i + 4 * x(), c + i);
         }
-        put_panel<Run - 1>(Run - 1);
+#pragma unroll
+        for (int i = 0; i < Run; ++i)
+#pragma unroll
+          for (int j = i; j < Run; ++j) entry_[i][j] = std::fma(-u[i], c[j], entry_[i][j]);
       }
+      put_panel<Run - 1>();
     }
   }
 
