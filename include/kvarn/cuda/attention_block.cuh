@@ -405,10 +405,9 @@ class attention_block {
       slope[b] = std::fma(slope[b], query(row + 4 * b)[layout::query_unit], least_slope);
       if (p_.cap.cap != 0.0f) cap_scores<Format>(scores[b], slope[b], p_.cap);
       // Rows that see all are left as they are, so that a row's bits do not depend on the others.
-      if (!sees_all) {
-        const int row_ahead = ahead + query_offset(row + 4 * b);
-        hide_scores<Format>(scores[b], row_ahead - p_.window, min(count, row_ahead));
-      }
+      if (!sees_all)
+        hide_scores<Format>(scores[b],
+                            seen_tokens::of(count, ahead + query_offset(row + 4 * b), p_.window));
     }
     __syncwarp();
     advance();

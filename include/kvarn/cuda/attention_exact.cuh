@@ -243,7 +243,7 @@ __device__ inline softmax_state attend_leaf(const exact_task& task, const float*
     if (task.cap.cap != 0.0f) score = task.cap(score);
     const int token = r + 8 * k;
     const int ahead = task.ahead + __float_as_int(mine[layout::query_offset]);
-    scores[k] = token < task.count && sees(ahead, token, task.window) ? score : unseen;
+    scores[k] = seen_tokens::of(task.count, ahead, task.window).has(token) ? score : unseen;
   }
   const softmax_state state = weigh_exact(scores);
   sum_exact(tokens, values, scores, [part](int channel, float sum) { part[channel] = sum; });

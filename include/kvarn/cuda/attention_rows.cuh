@@ -108,13 +108,6 @@ struct sequence_chunks {
   }
 };
 
-// Whether a row sees token `token` of tokens that begin `ahead` in front of the end of what it
-// sees.
-__device__ inline bool sees(int ahead, int token, int window) {
-  const int behind = ahead - token;  // 1 for the row's own token
-  return behind > 0 && behind <= window;
-}
-
 // Sizes that follow from the format alone.
 template <cache_format Format>
 struct attention_layout {

@@ -19,6 +19,18 @@ namespace detail {
 // The score of tokens that a row does not see, in any unit above 0.
 inline constexpr float unseen = -std::numeric_limits<float>::infinity();
 
+// Those of `count` tokens that a row sees, where they begin `ahead` in front of the end of what it
+// sees: the row's own token is token ahead - 1.
+struct seen_tokens {
+  int first;
+  int end;
+
+  __device__ static seen_tokens of(int count, int ahead, int window) {
+    return {ahead - window, min(count, ahead)};
+  }
+  __device__ bool has(int token) const { return token >= first && token < end; }
+};
+
 // What units of scores are at least.
 inline constexpr float least_slope = std::numeric_limits<float>::min();
 
@@ -180,15 +192,13 @@ __device__ inline void cap_scores(score_array<Format>& scores, float& slope, sof
   slope = 1.0f;
 }
 
-// Takes out the tokens in front of token `first` and from `end` on, which the lane's row does not
-// see.
+// Takes out the tokens that the lane's row does not see.
 template <cache_format Format>
-__device__ inline void hide_scores(score_array<Format>& scores, int first, int end) {
+__device__ inline void hide_scores(score_array<Format>& scores, const seen_tokens& seen) {
   using order = token_order<Format>;
   const int base = order::base(value_runs<Format>);
   for_scores<Format>(scores, [&](float& score, int token) {
-    const int place = (base + token) ^ order::swap();
-    if (place < first || place >= end) score = unseen;
+    if (!seen.has((base + token) ^ order::swap())) score = unseen;
   });
 }
 
