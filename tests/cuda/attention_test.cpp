@@ -497,7 +497,7 @@ TEST(CudaAttention, BitsDoNotDependOnOtherRows) {
     }
 }
 
-// One keeps four registers in memory.
+// One keeps four registers in memory (compiled for 9.0).
 TEST(CudaAttention, KernelsKeepTheirRegisters) {
   for (int f = 0; f < kvarn_test::attention_format_count; ++f) {
     SCOPED_TRACE(f);
